@@ -1,0 +1,1 @@
+"""The data's side of a rollout job: input shards, durable state, output."""
