@@ -195,3 +195,15 @@ class JobInterruptedError(JobStoppedError):
 
 class JobCancelledError(JobStoppedError):
     """The job's user stopped it."""
+
+
+def primary_cause(error: BaseException) -> BaseException:
+    """The error that a group of errors stands for: being fenced before all, then a stop, then our own, then any."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [primary_cause(inner) for inner in error.exceptions]
+    for kind in (FencedError, JobStoppedError, RolloutError, Exception):
+        for cause in causes:
+            if isinstance(cause, kind):
+                return cause
+    return causes[0]

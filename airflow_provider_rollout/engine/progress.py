@@ -38,7 +38,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         epoch: 1 for a rank's first attempt, one more for each later one.
         heartbeat: grows with every rewrite; the watcher sees by it that the attempt lives.
-        documents_total: documents in the rank's input, once the reader has seen its end; None before.
+        fingerprint, rerun_token: of the rank's state as it is stored: those of the attempt before until this one has cleared it.
+        documents_total: documents in the rank's input; an estimate until the reader has seen its end, None when there is none.
         totals, rates_per_s, queues: see metrics.Snapshot; totals count this attempt only.
         documents_done: documents of this rank that have ended, in this and in earlier attempts.
         documents_resumed: those of them that earlier attempts finished.
@@ -57,6 +58,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str
     updated_at: str
     heartbeat: int = 0
+    rerun_token: str | None = None
     documents_total: int | None = None
     documents_done: int = 0
     documents_resumed: int = 0

@@ -1,0 +1,96 @@
+"""How a rollout job goes, shown to whoever started it from a shell.
+
+Receives: AttemptRecords, one for each heartbeat.        Hands on: a live bar on a terminal, else a line in the log now and then.
+Invariant: standard output stays free for what the command prints as its result.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from airflow_provider_rollout.engine.progress import AttemptRecord
+from airflow_provider_rollout.engine.run_report import duration, progress_line
+
+__all__ = ["Show", "show_progress"]
+
+Show = Callable[[AttemptRecord], None]
+
+_LOGGER = logging.getLogger(__name__)
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# These tell every request at INFO.
+_CHATTY = ("httpcore", "httpx", "botocore", "boto3", "urllib3")
+
+
+@contextmanager
+def show_progress(*, interval_s: float) -> Iterator[Show]:
+    """Set up the process's log and show progress while the block runs: as a bar if standard error is a terminal, else in the log.
+
+    Args:
+        interval_s: seconds between two lines of the log.
+    """
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if sys.stderr.isatty():
+        console = Console(stderr=True)
+        logging.basicConfig(
+            level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+        )
+        with _bar(console) as show:
+            yield show
+    else:
+        logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
+        yield _log_lines(interval_s)
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Show]:
+    columns = (
+        TextColumn("[bold]{task.fields[state]}"),
+        BarColumn(),
+        TextColumn("{task.fields[documents]} documents"),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=False) as progress:
+        task_id = progress.add_task("", total=None, state="starting", documents="0/?", facts="")
+
+        def show(record: AttemptRecord) -> None:
+            rates, totals, total = record.rates_per_s, record.totals, record.documents_total
+            facts = [
+                f"{rates.get('requests_succeeded', 0.0):.1f} requests/s",
+                f"{rates.get('completion_tokens', 0.0):,.0f} tokens/s",
+                f"{totals.get('cache_hits', 0):,} cache hits",
+                f"{totals.get('documents_failed', 0):,} failed",
+                f"{duration(record.eta_s)} left",
+            ]
+            progress.update(
+                task_id,
+                total=total,
+                completed=record.documents_done,
+                state=record.state,
+                documents=f"{record.documents_done:,}/{'?' if total is None else f'{total:,}'}",
+                facts=" · ".join(facts),
+            )
+
+        yield show
+
+
+def _log_lines(interval_s: float) -> Show:
+    due_s = 0.0
+    last_state = ""
+
+    def show(record: AttemptRecord) -> None:
+        nonlocal due_s, last_state
+        if record.elapsed_s < due_s and record.state == last_state:
+            return
+        due_s, last_state = record.elapsed_s + interval_s, record.state
+        _LOGGER.info(progress_line(record))
+
+    return show

@@ -1,0 +1,243 @@
+"""What people and scripts read about a run: tables and JSON. Pure.
+
+Receives: RankStatus, AttemptRecord and RankManifest.        Hands on: rich tables, and values for ``--json``.
+Invariant: a table and its JSON say the same; an unknown number is a dash, never a zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from airflow_provider_rollout.engine.progress import AttemptRecord
+from airflow_provider_rollout.engine.run_state import RankStatus
+from airflow_provider_rollout.engine.storage.manifest import Counts, RankManifest
+
+__all__ = ["duration", "progress_line", "report", "report_table", "status", "status_table", "summary_line"]
+
+_COLOURS = {
+    "starting": "dim",
+    "running": "cyan",
+    "succeeded": "green",
+    "failed": "red",
+    "lost": "red",
+    "cancelled": "yellow",
+    "interrupted": "yellow",
+}
+_ERROR_CHARS = 200  # of an error, in a cell; all of it is in --json
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time for people: ``1:02:03``; a dash when unknown."""
+    if seconds is None:
+        return "-"
+    minutes, whole_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{whole_s:02d}" if hours else f"{minutes}:{whole_s:02d}"
+
+
+def progress_line(record: AttemptRecord) -> str:
+    """How an attempt goes, in one line of a log."""
+    rates = record.rates_per_s
+    return (
+        f"rank {record.rank} {record.state}: {record.documents_done}/{_total(record)} documents, "
+        f"{rates.get('requests_succeeded', 0.0):.1f} requests/s, {rates.get('completion_tokens', 0.0):.0f} tokens/s, "
+        f"{record.totals.get('cache_hits', 0)} cache hits, {record.totals.get('documents_failed', 0)} failed, "
+        f"{duration(record.eta_s)} left"
+    )
+
+
+def summary_line(manifest: RankManifest) -> str:
+    """What a finished rank wrote, in one line."""
+    return (
+        f"rank {manifest.rank} of {manifest.world_size} done: {manifest.documents_in} documents in, "
+        f"{manifest.documents_written} written, {manifest.documents_failed} failed, {manifest.documents_dropped} dropped; "
+        f"{manifest.requests_sent} requests sent and {manifest.cache_hits} from the cache by this attempt; output in {manifest.output}"
+    )
+
+
+def status(state_uri: str, ranks: Iterable[RankStatus]) -> dict[str, Any]:
+    """How a run stands, as a JSON value."""
+    return {
+        "checkpoints": state_uri,
+        "ranks": [
+            {
+                "rank": item.rank,
+                "verdict": item.progress.verdict,
+                "reason": item.progress.reason,
+                "heartbeat_age_s": item.heartbeat_age_s,
+                "heartbeat_has_moved": item.has_moved,
+                "attempt": msgspec.to_builtins(item.progress.record),
+            }
+            for item in ranks
+        ],
+    }
+
+
+def status_table(state_uri: str, ranks: Iterable[RankStatus]) -> Table:
+    """How a run stands, a row for each rank."""
+    table = Table(title=Text(f"Run at {state_uri}"), title_justify="left")
+    for name in ("rank", "attempt", "state"):
+        table.add_column(name)
+    for name in ("documents", "failed", "requests/s", "tokens/s", "cache hits", "left", "heartbeat"):
+        table.add_column(name, justify="right")
+    table.add_column("remark", overflow="fold")
+    for item in ranks:
+        table.add_row(*_status_row(item))
+    return table
+
+
+def report(
+    state_uri: str,
+    attempts: Mapping[int, list[AttemptRecord]],
+    manifests: Iterable[RankManifest],
+    world_size: int | None,
+) -> dict[str, Any]:
+    """What a run wrote and how it came about, as a JSON value."""
+    done = list(manifests)
+    return {
+        "checkpoints": state_uri,
+        "world_size": world_size,
+        "ranks_done": len(done),
+        "total": msgspec.to_builtins(_sum(done)),
+        "ranks": [msgspec.to_builtins(manifest) for manifest in done],
+        "attempts": {str(rank): msgspec.to_builtins(records) for rank, records in sorted(attempts.items())},
+    }
+
+
+def report_table(
+    state_uri: str,
+    attempts: Mapping[int, list[AttemptRecord]],
+    manifests: Iterable[RankManifest],
+    world_size: int | None,
+) -> Group:
+    """What a run wrote and how it came about, as tables."""
+    done = list(manifests)
+    total = _sum(done)
+    title = f"Run at {state_uri}: {len(done)} of {world_size or '?'} ranks done"
+    ranks = Table(title=Text(title), title_justify="left")
+    ranks.add_column("rank")
+    for name in (
+        "documents",
+        "written",
+        "failed",
+        "dropped",
+        "bad rows",
+        "chunks",
+        "prompt tokens",
+        "answer tokens",
+        "bytes",
+    ):
+        ranks.add_column(name, justify="right")
+    ranks.add_column("output", overflow="fold")
+    for manifest in done:
+        ranks.add_row(str(manifest.rank), *_counts_row(manifest), Text(manifest.output))
+    if len(done) > 1:
+        ranks.add_section()
+        ranks.add_row("all", *_counts_row(total), "")
+    parts: list[Table | Text] = [ranks]
+    if total.top_causes:
+        causes = Table(title="Most frequent causes of failed rollouts", title_justify="left")
+        causes.add_column("cause")
+        causes.add_column("rollouts", justify="right")
+        for cause, count in total.top_causes.items():
+            causes.add_row(Text(cause), f"{count:,}")
+        parts.append(causes)
+    parts.append(_history(attempts))
+    return Group(*parts)
+
+
+def _history(attempts: Mapping[int, list[AttemptRecord]]) -> Table:
+    table = Table(title="Attempts", title_justify="left")
+    for name in ("rank", "attempt", "state", "started", "last heartbeat", "host"):
+        table.add_column(name)
+    for name in ("ended here", "resumed", "cache hits", "requests"):
+        table.add_column(name, justify="right")
+    table.add_column("error", overflow="fold")
+    for _, records in sorted(attempts.items()):
+        for record in records:
+            table.add_row(
+                str(record.rank),
+                str(record.epoch),
+                Text(record.state, _COLOURS.get(record.state, "")),
+                record.started_at,
+                record.updated_at,
+                Text(record.process.host),
+                f"{record.documents_done - record.documents_resumed:,}",
+                f"{record.documents_resumed:,}",
+                f"{record.totals.get('cache_hits', 0):,}",
+                f"{record.totals.get('requests_sent', 0):,}",
+                _error(record.error),
+            )
+    return table
+
+
+def _status_row(item: RankStatus) -> list[str | Text]:
+    verdict, record = item.progress.verdict, item.progress.record
+    state = Text(record.state if record and verdict == "running" else verdict, _COLOURS[verdict])
+    if record is None:
+        return [str(item.rank), "-", state, *["-"] * 7, Text(item.progress.reason)]
+    is_running = verdict == "running"
+    rates = record.rates_per_s
+    return [
+        str(item.rank),
+        str(record.epoch),
+        state,
+        f"{record.documents_done:,}/{_total(record)}",
+        f"{record.totals.get('documents_failed', 0):,}",
+        f"{rates.get('requests_succeeded', 0.0):.1f}" if is_running else "-",
+        f"{rates.get('completion_tokens', 0.0):,.0f}" if is_running else "-",
+        f"{record.totals.get('cache_hits', 0):,}",
+        duration(record.eta_s) if is_running else "-",
+        _age(item) if is_running else "-",
+        _remark(item),
+    ]
+
+
+def _age(item: RankStatus) -> str:
+    if item.heartbeat_age_s is None:
+        return "-"
+    return f"{'' if item.has_moved else '> '}{item.heartbeat_age_s:.0f} s"
+
+
+def _remark(item: RankStatus) -> Text:
+    if item.progress.verdict == "succeeded":
+        return Text("")
+    record = item.progress.record
+    return _error(record.error if record and record.error else item.progress.reason)
+
+
+def _error(error: str | None) -> Text:
+    first_line = (error or "").strip().partition("\n")[0]
+    return Text(first_line if len(first_line) <= _ERROR_CHARS else first_line[: _ERROR_CHARS - 1] + "…")
+
+
+def _total(record: AttemptRecord) -> str:
+    return "?" if record.documents_total is None else f"{record.documents_total:,}"
+
+
+def _sum(manifests: Iterable[RankManifest]) -> Counts:
+    total = Counts()
+    for manifest in manifests:
+        total += manifest
+    return total
+
+
+def _counts_row(counts: Counts) -> list[str]:
+    numbers = (
+        counts.documents_in,
+        counts.documents_written,
+        counts.documents_failed,
+        counts.documents_dropped,
+        counts.bad_rows,
+        counts.chunks,
+        counts.prompt_tokens,
+        counts.completion_tokens,
+        counts.output_bytes,
+    )
+    return [f"{number:,}" for number in numbers]

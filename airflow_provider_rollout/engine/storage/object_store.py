@@ -1,0 +1,345 @@
+"""One folder or bucket prefix as a set of objects with atomic, conditional writes.
+
+Receives: a URI (folder, ``s3://``, ``gs://``, ``az://``), keys and bytes.        Hands on: bytes, ObjectInfo, StoreErrors.
+Invariants: an object is seen whole or not at all, never torn. ``create`` has one winner. Absent is not unreadable: a missing bucket or
+a refused access never looks like a missing key. No call blocks the event loop; ``open`` sends nothing.
+A folder's objects are written beside their place and renamed (or linked, for ``create``). They are not fsynced: a killed process loses
+nothing that was acknowledged, a power failure may.
+Source: Amazon S3 User Guide, "Conditional writes"; obstore 0.12; SeaweedFS answers 412 where AWS answers 404 (measured).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import io
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore
+from tenacity import AsyncRetrying, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from airflow_provider_rollout.engine.exceptions import (
+    ConfigError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+)
+from airflow_provider_rollout.engine.storage.store_errors import FOREIGN_ERRORS, is_undecided, translate
+from airflow_provider_rollout.engine.storage.store_options import StoreOptions, build_client
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutMode
+
+__all__ = ["ObjectInfo", "ObjectStore", "StoreOptions"]
+
+T = TypeVar("T")
+
+_PART_BYTES = 16 * 1024 * 1024  # parts of a multipart upload; smaller objects go in one PUT
+_READ_BYTES = 8 * 1024 * 1024  # one ranged GET of a reader: 100 ms of latency is then small against the transfer
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """What a store tells of an object without its bytes.
+
+    Attributes:
+        key: relative to the store.
+        size_bytes: its length.
+        version: changes with every write; ETag, or generation (GCS), or inode, mtime and size (folder).
+    """
+
+    key: str
+    size_bytes: int
+    version: str
+
+
+class ObjectStore:
+    """The objects below one URI. Cheap to make; holds no resource that must be closed."""
+
+    def __init__(self, uri: str, client: Any, *, prefix: str, folder: Path | None, options: StoreOptions) -> None:
+        self.uri = uri
+        self._client = client
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._folder = folder
+        self._attempts = 1 if folder is not None else options.max_attempts
+        self._tag_name = "version" if uri.startswith("gs://") else "e_tag"
+
+    @classmethod
+    def open(cls, uri: str, options: StoreOptions | None = None, *, make_folder: bool = True) -> ObjectStore:
+        """Open the store at a URI; a missing folder is made. An S3 URI is taken as written, without URL escapes.
+
+        Args:
+            uri: folder, ``file://``, ``s3://bucket/prefix``, ``gs://`` or ``az://``.
+            options: how to reach S3; by default what the environment says.
+            make_folder: whether a missing folder is made.
+
+        Raises:
+            ConfigError: no such kind of URI, or options that fit no client.
+            StoreError: the folder cannot be made.
+        """
+        options = options or StoreOptions.from_environment()
+        scheme, separator, rest = uri.partition("://")
+        if not separator or scheme == "file":
+            path = unquote(urlsplit(uri).path) if separator else uri
+            return cls._open_folder(path, options, make_folder=make_folder)
+        if scheme in {"s3", "s3a"}:
+            bucket, _, prefix = rest.partition("/")
+            if not bucket:
+                raise ConfigError(f"{uri!r} names no bucket; write s3://bucket/prefix")
+            prefix = prefix.strip("/")
+            client = build_client("s3", bucket, options)
+            return cls(f"s3://{bucket}/{prefix}".rstrip("/"), client, prefix=prefix, folder=None, options=options)
+        if scheme in {"gs", "az", "abfs", "abfss", "adl", "azure"}:
+            uri = uri.rstrip("/")
+            return cls(uri, build_client(scheme, uri, options), prefix="", folder=None, options=options)
+        raise ConfigError(f"{uri!r}: no store of kind {scheme!r}; known are folders, s3://, gs:// and az://")
+
+    @classmethod
+    def _open_folder(cls, path: str, options: StoreOptions, *, make_folder: bool) -> ObjectStore:
+        folder = Path(path).expanduser().absolute()
+        try:
+            if make_folder:
+                folder.mkdir(parents=True, exist_ok=True)
+            client = LocalStore(folder)
+        except (OSError, BaseError) as error:
+            raise translate("open the folder", str(folder), error, 1) from None
+        return cls(str(folder), client, prefix="", folder=folder, options=options)
+
+    async def get(self, key: str) -> bytes:
+        """Read an object.
+
+        Raises:
+            ObjectNotFoundError: it does not exist.
+            StoreError: the store cannot be reached or refuses.
+        """
+        return (await self.get_with_info(key))[0]
+
+    async def get_with_info(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Read an object and the version that was read; raises as ``get`` does."""
+
+        async def ask() -> tuple[bytes, ObjectInfo]:
+            answer = await obstore.get_async(self._client, self._path(key))
+            info = self._info(answer.meta)
+            return bytes(await answer.bytes_async()), info
+
+        return await self._call("read", key, ask)
+
+    async def put(self, key: str, data: bytes) -> ObjectInfo:
+        """Write an object, whether it exists or not."""
+        return await self._call("write", key, lambda: self._put(key, data, "overwrite"))
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        """Write an object that must not exist.
+
+        If it does and holds these very bytes, it is ours: an earlier send was taken and its answer lost.
+
+        Raises:
+            ObjectExistsError: it exists with other bytes.
+        """
+        try:
+            return await self._call("create", key, lambda: self._put(key, data, "create"))
+        except (ObjectExistsError, ObjectChangedError):
+            lost = ObjectExistsError(f"{self._name(key)} exists already; somebody else has created it")
+            return await self._own_write(key, data, lost)
+
+    async def replace(self, key: str, data: bytes, version: str) -> ObjectInfo:
+        """Write an object that must still have this version.
+
+        A folder has no conditional write: there the version is looked at just before, and a write of somebody else
+        within that moment is lost.
+
+        Raises:
+            ObjectChangedError: it has another version, or is gone.
+        """
+        lost = ObjectChangedError(f"{self._name(key)} has been written or deleted by somebody else since it was read")
+        mode: PutMode = "overwrite" if self._folder is not None else self._if_match(version)
+        try:
+            if self._folder is not None and (await self._head(key)).version != version:
+                raise lost
+            return await self._call("write", key, lambda: self._put(key, data, mode))
+        except (ObjectExistsError, ObjectChangedError, ObjectNotFoundError):
+            return await self._own_write(key, data, lost)
+
+    async def list(self, prefix: str = "", start_after: str | None = None) -> list[ObjectInfo]:
+        """The objects whose key begins with the prefix and is greater than ``start_after``, sorted by key.
+
+        The order is that of the UTF-8 bytes, as S3 has it. The prefix may end within a name.
+        """
+        try:
+            return await self._call("list", prefix, lambda: self._list(prefix, start_after))
+        except ObjectNotFoundError:
+            return []
+
+    async def _list(self, prefix: str, start_after: str | None) -> builtins.list[ObjectInfo]:
+        folder, _, name = prefix.rpartition("/")
+        # The client takes whole folders only; within one, a key just below the prefix is where to begin.
+        offset = max(start_after or "", prefix[:-1] if name else "", key=_order)
+        place = (self._prefix + folder).rstrip("/") or None
+        after = None if start_after is None else _order(start_after)
+        found: builtins.list[ObjectInfo] = []
+        async for batch in obstore.list(self._client, place, offset=self._prefix + offset if offset else None):
+            infos = [self._info(meta) for meta in batch]
+            found += [i for i in infos if i.key.startswith(prefix) and (after is None or _order(i.key) > after)]
+            last = infos[-1].key if infos else ""
+            # S3 lists in order: beyond the prefix nothing matches any more. Folders list in none.
+            if self._folder is None and not last.startswith(prefix) and _order(last) > _order(prefix):
+                break
+        return sorted(found, key=lambda info: _order(info.key))
+
+    async def exists(self, key: str) -> bool:
+        """Whether an object exists."""
+        try:
+            await self._head(key)
+        except ObjectNotFoundError:
+            if self._folder is not None:
+                return False
+        else:
+            return True
+        try:  # the answer to a HEAD has no body to tell a missing bucket from a missing key
+            await self.get(key)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; absent ones are fine."""
+        paths = [self._path(key) for key in keys]
+        if self._folder is None:
+            if paths:
+                await self._call("delete", "", lambda: obstore.delete_async(self._client, paths))
+            return
+        for path in paths:
+            try:
+                await self._call("delete", path, lambda path=path: obstore.delete_async(self._client, path))  # type: ignore[misc]
+            except ObjectNotFoundError:
+                continue
+
+    def open_reader(self, key: str, info: ObjectInfo | None = None) -> BinaryIO:
+        """A seekable file over an object, for use in a thread: it blocks. A change of the object while it is read is an error.
+
+        Args:
+            key: which object.
+            info: the version to read, if it is known; a folder does not look at it.
+
+        Raises:
+            ObjectNotFoundError: it does not exist.
+        """
+        if self._folder is not None:
+            try:
+                return (self._folder / key).open("rb", buffering=1024 * 1024)
+            except OSError as error:
+                raise translate("read", self._name(key), error, 1) from None
+        info = info or self._info(self._call_sync("read", key, lambda: obstore.head(self._client, self._path(key))))
+        return cast("BinaryIO", io.BufferedReader(_RangeReader(self, info), _READ_BYTES))
+
+    def read_range(self, info: ObjectInfo, start: int, end: int) -> bytes:
+        """Bytes of one version of an object; blocks.
+
+        Raises:
+            ObjectChangedError: it has another version.
+        """
+
+        def ask() -> bytes:
+            answer = obstore.get(
+                self._client, self._path(info.key), options={"range": (start, end), "if_match": info.version}
+            )
+            return bytes(answer.bytes())
+
+        return self._call_sync("read", info.key, ask)
+
+    async def _head(self, key: str) -> ObjectInfo:
+        return self._info(await self._call("look at", key, lambda: obstore.head_async(self._client, self._path(key))))
+
+    async def _put(self, key: str, data: bytes, mode: PutMode) -> ObjectInfo:
+        large = len(data) > _PART_BYTES and mode == "overwrite" and self._folder is None
+        answer = await obstore.put_async(
+            self._client, self._path(key), data, mode=mode, use_multipart=large, chunk_size=_PART_BYTES
+        )
+        return ObjectInfo(key, len(data), answer[self._tag_name] or "")  # type: ignore[literal-required]
+
+    async def _own_write(self, key: str, data: bytes, lost: StoreError) -> ObjectInfo:
+        """A refused conditional write is ours when the object holds our bytes: the store had taken an earlier send of it."""
+        try:
+            found, info = await self.get_with_info(key)
+        except ObjectNotFoundError:
+            raise lost from None
+        if found != data:
+            raise lost
+        return info
+
+    def _if_match(self, version: str) -> PutMode:
+        return {"version": version} if self._tag_name == "version" else {"e_tag": version}
+
+    def _path(self, key: str) -> str:
+        return self._prefix + key
+
+    def _name(self, key: str) -> str:
+        return f"{self.uri}/{key}" if key else self.uri
+
+    def _info(self, meta: ObjectMeta) -> ObjectInfo:
+        return ObjectInfo(meta["path"].removeprefix(self._prefix), meta["size"], meta[self._tag_name] or "")  # type: ignore[literal-required]
+
+    async def _call(self, verb: str, key: str, ask: Callable[[], Awaitable[T]]) -> T:
+        async def once() -> T:  # tenacity awaits only what it sees to be a coroutine function
+            return await ask()
+
+        try:
+            return await AsyncRetrying(sleep=asyncio.sleep, **self._retry_policy())(once)
+        except FOREIGN_ERRORS as error:
+            raise translate(verb, self._name(key), error, self._attempts) from None
+
+    def _call_sync(self, verb: str, key: str, ask: Callable[[], T]) -> T:
+        try:
+            return Retrying(**self._retry_policy())(ask)
+        except FOREIGN_ERRORS as error:
+            raise translate(verb, self._name(key), error, self._attempts) from None
+
+    def _retry_policy(self) -> dict[str, Any]:
+        return {
+            "stop": stop_after_attempt(self._attempts),
+            "wait": wait_random_exponential(multiplier=0.5, max=20),
+            "retry": retry_if_exception(is_undecided),
+            "reraise": True,
+        }
+
+
+class _RangeReader(io.RawIOBase):
+    """A file over ranged reads: each is short and repeatable, so a reader that waits for hours holds no connection."""
+
+    def __init__(self, store: ObjectStore, info: ObjectInfo) -> None:
+        self._store = store
+        self._info = info
+        self._offset = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._offset
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self._info.size_bytes}[whence]
+        self._offset = max(0, base + offset)
+        return self._offset
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._offset + len(buffer), self._info.size_bytes)
+        if end <= self._offset:
+            return 0
+        data = self._store.read_range(self._info, self._offset, end)
+        buffer[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
+
+
+def _order(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")

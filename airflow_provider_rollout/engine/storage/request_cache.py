@@ -1,0 +1,249 @@
+"""Finished requests and finished documents of open chunks: SQLite for look-ups, immutable segments in the store for durability.
+
+Receives: rows from the rollouts.        Hands on: what an earlier attempt had finished, and a chunk's documents in input order.
+Invariants: the SQLite file is this attempt's scratch; the store is the truth, so the scratch can be lost at any time. A row is durable
+when its segment is written, at most ``FLUSH_S`` after it was put. A segment is deleted when all its chunks are committed. A segment
+that is torn or foreign is named and skipped: its requests are asked again. SQLite is touched by one thread only.
+Source: page size, batch sizes and one writer thread were measured: 8 us of CPU per row of 2 KB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self, TypeVar
+
+from airflow_provider_rollout.engine.exceptions import RequestCacheError
+from airflow_provider_rollout.engine.storage import layout, segment
+from airflow_provider_rollout.engine.storage.attempt import Attempt
+from airflow_provider_rollout.engine.storage.object_store import ObjectStore
+from airflow_provider_rollout.engine.storage.segment import Row
+
+__all__ = ["FLUSH_S", "RequestCache"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+FLUSH_S = 2.0
+_FLUSH_ROWS = 1000
+_COMMIT_S = 0.05
+_COMMIT_ROWS = 500
+_PARALLEL_READS = 16
+
+_SCHEMA = """
+PRAGMA page_size = 16384;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = OFF;
+CREATE TABLE requests (key BLOB NOT NULL, chunk_index INTEGER NOT NULL, value BLOB NOT NULL);
+CREATE UNIQUE INDEX request_key ON requests (key);
+CREATE INDEX request_chunk ON requests (chunk_index);
+CREATE TABLE documents (chunk_index INTEGER NOT NULL, number INTEGER NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL);
+CREATE UNIQUE INDEX document_number ON documents (chunk_index, number);
+"""
+
+
+class RequestCache:
+    """The cache of one attempt of one rank; made by `open`, which closes it too."""
+
+    def __init__(self, store: ObjectStore, attempt: Attempt, fingerprint: str, folder: Path) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._fingerprint = fingerprint
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="request-cache")
+        self._uncommitted: list[Row] = []
+        self._unflushed: list[Row] = []
+        self._sequence = 0
+        self._segments: dict[str, set[int]] = {}
+        self._flush_lock = asyncio.Lock()
+        self._full = asyncio.Event()
+        self.restored_documents: dict[tuple[int, int], str] = {}
+        self.restored_requests = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, store: ObjectStore, attempt: Attempt, *, fingerprint: str, scratch: str | None = None) -> AsyncIterator[Self]:
+        """Open an empty cache in a scratch folder of its own; the folder is removed at the end."""
+        folder = Path(_on_disk(scratch or tempfile.gettempdir(), lambda: tempfile.mkdtemp(prefix="rollout-", dir=scratch)))
+        cache = cls(store, attempt, fingerprint, folder)
+        try:
+            await cache._in_thread(cache._open)
+            yield cache
+        finally:
+            await cache._in_thread(cache._close)
+            cache._thread.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def restore(self, done_chunks: Collection[int], keep_document: Callable[[bytes], bool]) -> None:
+        """Read the segments of earlier attempts; those of done chunks only are deleted.
+
+        Args:
+            done_chunks: chunks whose rows are no longer needed.
+            keep_document: told the value of each finished document; False if the document is to be worked on again.
+
+        ``restored_documents`` maps (chunk, number) to the key of each finished document kept.
+        """
+        infos = await self._store.list(layout.cache(self._attempt.record.rank))
+        gate = asyncio.Semaphore(_PARALLEL_READS)
+
+        async def load(key: str) -> tuple[str, list[Row]]:
+            async with gate:
+                data = await self._store.get(key)
+                try:
+                    return key, await asyncio.to_thread(segment.decode, data, self._fingerprint)
+                except segment.SegmentError as error:
+                    _log.warning("%s/%s is skipped: %s; its requests are asked again", self._store.uri, key, error)
+                    return key, []
+
+        obsolete = []
+        for batch in _batches([info.key for info in infos], _PARALLEL_READS * 4):
+            for key, rows in await asyncio.gather(*(load(key) for key in batch)):
+                open_rows = [
+                    row for row in rows if row.chunk_index not in done_chunks and (row.number < 0 or keep_document(row.value))
+                ]
+                if not open_rows:
+                    obsolete.append(key)
+                    continue
+                self._segments[key] = {row.chunk_index for row in open_rows}
+                await self._in_thread(self._insert, open_rows)
+                self.restored_documents.update(
+                    ((row.chunk_index, row.number), row.key.decode()) for row in open_rows if row.number >= 0
+                )
+        await self._store.delete(obsolete)
+        self.restored_requests = await self._in_thread(self._count_requests)
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The result of a request that an earlier attempt finished, or None.
+
+        A row put by this attempt is not found: a key holds its document, rollout and ordinal, and is asked once per attempt.
+        """
+        return await self._in_thread(self._lookup, key) if self.restored_requests else None
+
+    def put(self, chunk_index: int, key: bytes, value: bytes) -> None:
+        """Keep a finished request."""
+        self._put(Row(chunk_index, -1, key, value))
+
+    def put_document(self, chunk_index: int, number: int, key: str, value: bytes) -> None:
+        """Keep a finished document."""
+        self._put(Row(chunk_index, number, key.encode("utf-8", "replace"), value))
+
+    async def document_rows(self, chunk_index: int) -> list[bytes]:
+        """The finished documents of a chunk, in input order."""
+        await self._commit()
+        return await self._in_thread(self._select_documents, chunk_index)
+
+    async def flush(self) -> None:
+        """Make every row put so far durable.
+
+        Raises:
+            StoreError: the store refused the segment.
+        """
+        async with self._flush_lock:
+            await self._commit()
+            rows, self._unflushed = self._unflushed, []
+            if not rows:
+                return
+            key = layout.segment(self._attempt.record.rank, self._attempt.epoch, self._sequence)
+            # A cancelled write may have reached the store, so its name is not used again.
+            self._sequence += 1
+            try:
+                await self._store.create(key, await asyncio.to_thread(segment.encode, rows, self._fingerprint))
+            except BaseException:
+                self._unflushed = rows + self._unflushed
+                raise
+            self._segments[key] = {row.chunk_index for row in rows}
+
+    async def forget(self, chunk_index: int) -> None:
+        """Drop a committed chunk's rows, and the segments that hold nothing else."""
+        await self._in_thread(self._delete_chunk, chunk_index)
+        for chunks in self._segments.values():
+            chunks.discard(chunk_index)
+        obsolete = [key for key, chunks in self._segments.items() if not chunks]
+        for key in obsolete:
+            del self._segments[key]
+        await self._store.delete(obsolete)
+
+    async def keep_durable(self) -> None:
+        """Commit and flush for ever; a task of the runner's."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + FLUSH_S
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._full.wait(), _COMMIT_S)
+            self._full.clear()
+            await self._commit()
+            if len(self._unflushed) >= _FLUSH_ROWS or loop.time() >= due_s:
+                await self.flush()
+                due_s = loop.time() + FLUSH_S
+
+    def _put(self, row: Row) -> None:
+        self._uncommitted.append(row)
+        self._unflushed.append(row)
+        if len(self._unflushed) >= _FLUSH_ROWS or len(self._uncommitted) >= _COMMIT_ROWS:
+            self._full.set()
+
+    async def _commit(self) -> None:
+        rows, self._uncommitted = self._uncommitted, []
+        if rows:
+            await self._in_thread(self._insert, rows)
+
+    async def _in_thread(self, call: Callable[..., _T], *arguments: object) -> _T:
+        work = lambda: _on_disk(str(self._folder), lambda: call(*arguments))  # noqa: E731 (one expression)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _open(self) -> None:
+        self._db = sqlite3.connect(self._folder / "requests.sqlite", isolation_level=None)
+        self._db.executescript(_SCHEMA)
+
+    def _close(self) -> None:
+        if hasattr(self, "_db"):
+            self._db.close()
+
+    def _insert(self, rows: list[Row]) -> None:
+        self._db.execute("BEGIN")
+        self._db.executemany(
+            "INSERT OR REPLACE INTO requests (key, chunk_index, value) VALUES (?, ?, ?)",
+            [(row.key, row.chunk_index, row.value) for row in rows if row.number < 0],
+        )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO documents (chunk_index, number, key, value) VALUES (?, ?, ?, ?)",
+            [(row.chunk_index, row.number, row.key.decode(), row.value) for row in rows if row.number >= 0],
+        )
+        self._db.execute("COMMIT")
+
+    def _lookup(self, key: bytes) -> bytes | None:
+        row = self._db.execute("SELECT value FROM requests WHERE key = ?", (key,)).fetchone()
+        return row[0] if row else None
+
+    def _count_requests(self) -> int:
+        return int(self._db.execute("SELECT count(*) FROM requests").fetchone()[0])
+
+    def _select_documents(self, chunk_index: int) -> list[bytes]:
+        rows = self._db.execute("SELECT value FROM documents WHERE chunk_index = ? ORDER BY number", (chunk_index,))
+        return [row[0] for row in rows]
+
+    def _delete_chunk(self, chunk_index: int) -> None:
+        self._db.execute("DELETE FROM requests WHERE chunk_index = ?", (chunk_index,))
+        self._db.execute("DELETE FROM documents WHERE chunk_index = ?", (chunk_index,))
+
+
+def _on_disk(folder: str, call: Callable[[], _T]) -> _T:
+    """Run a call on the scratch folder; its errors name the folder and what to do."""
+    try:
+        return call()
+    except (sqlite3.Error, OSError) as error:
+        raise RequestCacheError(
+            f"the scratch folder {folder} cannot be used: {error}; free space there, or set TMPDIR to a writable local folder"
+        ) from error
+
+
+def _batches(items: list[str], size: int) -> list[list[str]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -1,0 +1,65 @@
+"""How a rollout task can fail, for Airflow and its retry policies.
+
+::
+
+    AirflowFailException
+    ├─ RolloutConfigError    what the job was handed is wrong; a retry cannot help
+    └─ RolloutCancelled      a person stopped the job; Airflow must not start it again by itself
+    AirflowException
+    ├─ RolloutFailed         the job ran and failed; a retry resumes it
+    ├─ RolloutJobLost        the job ended or went silent without saying how; a retry re-attaches or resumes
+    └─ RolloutTimeout        the job passed the task's ``timeout`` and was cancelled; a retry resumes it
+
+Receives: nothing.        Hands on: exception classes, and ``ROLLOUT_RETRY_POLICY`` for ``retry_policy=``.
+Invariant: the engine's errors never reach Airflow as they are; ``operators/finish.py`` is the one place that turns them into these.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+__all__ = [
+    "ROLLOUT_RETRY_POLICY",
+    "RolloutCancelled",
+    "RolloutConfigError",
+    "RolloutFailed",
+    "RolloutJobLost",
+    "RolloutTimeout",
+]
+
+
+class RolloutConfigError(AirflowFailException):
+    """A parameter, a shard or a row is wrong; the same task will fail again, so it is not retried."""
+
+
+class RolloutCancelled(AirflowFailException):  # noqa: N818 - names what happened, as the job's own state does
+    """A person cancelled the job; its state is kept, and clearing the task resumes it."""
+
+
+class RolloutFailed(AirflowException):  # noqa: N818 - names what happened, as the job's own state does
+    """The job failed; what it finished is kept, and a retry goes on from there."""
+
+
+class RolloutJobLost(AirflowException):  # noqa: N818 - names what happened, as the job's own state does
+    """The job ended without saying how, or nobody can see it; a retry re-attaches to it or resumes its work."""
+
+
+class RolloutTimeout(AirflowException):  # noqa: N818 - names what happened, as the job's own state does
+    """The job was cancelled at the task's ``timeout``; a retry resumes it."""
+
+
+ROLLOUT_RETRY_POLICY = ExceptionRetryPolicy(
+    rules=[
+        RetryRule(
+            exception=RolloutJobLost,
+            action=RetryAction.RETRY,
+            retry_delay=timedelta(seconds=30),
+            reason="the job was lost; its work is kept and resumes",
+        ),
+        RetryRule(exception=RolloutTimeout, action=RetryAction.FAIL, reason="the deadline has passed"),
+    ]
+)
+"""Retries a lost job soon and a timed out one never; all else follows the task's own settings. Opt in with ``retry_policy=``."""

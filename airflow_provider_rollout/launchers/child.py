@@ -1,0 +1,36 @@
+"""What the process launcher starts: the command line, which leaves its exit code behind.
+
+Receives: the arguments of ``airflow-rollout`` and, in ROLLOUT_EXIT_FILE, a path.        Hands on: the exit code, there and to the system.
+Why: nobody waits for the job once its worker has gone, and an exit code that nobody waits for is lost. A job that is killed leaves none.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+__all__ = ["main"]
+
+COMMAND_LINE = "airflow_provider_rollout.engine.cli"
+
+
+def main(module: str = COMMAND_LINE) -> int:
+    """Run a module as ``python -m`` would, and note how it ended."""
+    note = Path(os.environ.pop("ROLLOUT_EXIT_FILE"))
+    code = 1
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    finally:
+        whole = note.with_suffix(".exit-new")
+        whole.write_text(str(code))
+        whole.replace(note)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The engine runs without Airflow, and a DAG file is parsed without the engine's heavy packages."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "airflow_provider_rollout"
+HEAVY = {"aiohttp", "boto3", "botocore", "httpx", "obstore", "pandas", "pyarrow", "sqlite3", "zstandard"}
+
+IMPORT_THE_ENGINE = """
+import importlib, json, sys
+
+
+class NoAirflow:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "airflow":
+            raise ImportError(f"{name} is blocked: the engine must not know Airflow")
+
+
+sys.meta_path.insert(0, NoAirflow())
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+print(json.dumps(sorted(name for name in sys.modules if name.split(".")[0] == "airflow")))
+"""
+
+LOADED_BY = """
+import importlib, json, sys
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+"""
+
+
+def run(script: str, modules: list[str]) -> list[str]:
+    """Import modules in a fresh interpreter and return what the script prints last."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(modules)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def engine_modules() -> list[str]:
+    """Every module of the engine."""
+    places = [path.relative_to(PACKAGE.parent).with_suffix("") for path in (PACKAGE / "engine").rglob("*.py")]
+    return sorted(".".join(place.parts).removesuffix(".__init__") for place in places)
+
+
+def test_every_engine_module_imports_with_airflow_blocked():
+    """The rollout job's image needs no Airflow."""
+    modules = engine_modules()
+    assert "airflow_provider_rollout.engine.config" in modules
+    assert run(IMPORT_THE_ENGINE, modules) == []
+
+
+def test_a_dag_file_that_imports_the_operator_loads_nothing_heavy():
+    """The operator brings no package of the store, the server or the data, beyond what airflow.sdk loads itself."""
+    airflow_alone = set(run(LOADED_BY, ["airflow.sdk"]))
+    with_operator = set(run(LOADED_BY, ["airflow.sdk", "airflow_provider_rollout.operators.inference"]))
+    assert (with_operator - airflow_alone) & HEAVY == set()
+
+
+def test_provider_discovery_imports_only_the_lobby():
+    """Airflow reads get_provider_info before its own configuration is ready."""
+    loaded = set(run(LOADED_BY, ["airflow_provider_rollout.get_provider_info"]))
+    assert loaded & ({"airflow", "msgspec", "orjson"} | HEAVY) == set()
