@@ -35,19 +35,19 @@ class RolloutConfigError(AirflowFailException):
     """A parameter, a shard or a row is wrong; the same task will fail again, so it is not retried."""
 
 
-class RolloutCancelled(AirflowFailException):  # noqa: N818 - names what happened, as the job's own state does
+class RolloutCancelled(AirflowFailException):
     """A person cancelled the job; its state is kept, and clearing the task resumes it."""
 
 
-class RolloutFailed(AirflowException):  # noqa: N818 - names what happened, as the job's own state does
+class RolloutFailed(AirflowException):
     """The job failed; what it finished is kept, and a retry goes on from there."""
 
 
-class RolloutJobLost(AirflowException):  # noqa: N818 - names what happened, as the job's own state does
+class RolloutJobLost(AirflowException):
     """The job ended without saying how, or nobody can see it; a retry re-attaches to it or resumes its work."""
 
 
-class RolloutTimeout(AirflowException):  # noqa: N818 - names what happened, as the job's own state does
+class RolloutTimeout(AirflowException):
     """The job was cancelled at the task's ``timeout``; a retry resumes it."""
 
 

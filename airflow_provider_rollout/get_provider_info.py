@@ -37,7 +37,12 @@ _CONNECTION: dict[str, Any] = {
     "hook-name": "vLLM",
     "ui-field-behaviour": {
         "hidden-fields": ["login"],
-        "relabeling": {"host": "Endpoint host", "port": "Endpoint port", "schema": "Endpoint scheme", "password": "API key"},
+        "relabeling": {
+            "host": "Endpoint host",
+            "port": "Endpoint port",
+            "schema": "Endpoint scheme",
+            "password": "API key",
+        },
         "placeholders": {"host": "only for a server that runs already", "port": "8000", "schema": "http"},
     },
     "conn-fields": {

@@ -144,7 +144,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def _run(given: dict[str, Any]) -> int:
     spec = _stored_spec(given) if "spec" in given else _spec_of_flags(given)
-    with show_progress(interval_s=spec.config.metric_interval) as show:
+    with show_progress() as show:
         manifest = asyncio.run(run_job(spec, on_progress=show))
     print(run_report.summary_line(manifest))
     return exceptions.EXIT_DONE
@@ -202,16 +202,17 @@ async def _watch(uri: str, *, watch: bool, as_json: bool, wait_s: float) -> int:
     eyes = Watch(state)
     ranks = await eyes.look()
     deadline_s = time.monotonic() + wait_s
-    with Live(console=Console(), auto_refresh=False, transient=not watch) as live:
+    console = Console()
+    with Live(console=console, auto_refresh=False, transient=True) as live:
         while not _is_enough(ranks, watch=watch, waited=time.monotonic() >= deadline_s):
             if not as_json:
                 live.update(run_report.status_table(state.store.uri, ranks), refresh=True)
             await asyncio.sleep(_LOOK_EVERY_S if watch else min(_LOOK_EVERY_S, wait_s))
             ranks = await eyes.look()
-        if not as_json:
-            live.update(run_report.status_table(state.store.uri, ranks), refresh=True)
     if as_json:
         print(json.dumps(run_report.status(state.store.uri, ranks)))
+    else:
+        console.print(run_report.status_table(state.store.uri, ranks))
     all_succeeded = all(rank.progress.verdict == "succeeded" for rank in ranks)
     return exceptions.EXIT_DONE if all_succeeded or not watch else exceptions.EXIT_FAILED
 

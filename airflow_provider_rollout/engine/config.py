@@ -154,7 +154,9 @@ class InferenceConfig(_Checked):
 
     def _check(self) -> None:
         if self.server_type == "endpoint" and not self.endpoint_urls:
-            raise ConfigError('InferenceConfig.endpoint_url: needed with server_type="endpoint"; give the base URL of the server')
+            raise ConfigError(
+                'InferenceConfig.endpoint_url: needed with server_type="endpoint"; give the base URL of the server'
+            )
         if self.server_type != "endpoint" and self.endpoint_urls:
             raise ConfigError(
                 f'InferenceConfig.endpoint_url: only for server_type="endpoint", not {self.server_type!r}; remove it or change server_type'
@@ -163,7 +165,9 @@ class InferenceConfig(_Checked):
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"InferenceConfig.endpoint_url: {url!r} does not start with http:// or https://")
         if self.server_type == "custom" and not self.server_command:
-            raise ConfigError('InferenceConfig.server_command: needed with server_type="custom"; give the program and its arguments')
+            raise ConfigError(
+                'InferenceConfig.server_command: needed with server_type="custom"; give the program and its arguments'
+            )
 
     @property
     def endpoint_urls(self) -> tuple[str, ...]:
@@ -246,15 +250,21 @@ class JobSpec(_Checked):
         if (self.rollout is None) == (self.prompt_template is None):
             raise ConfigError('JobSpec: give either rollout="package.module:function" or prompt_template="… {text} …"')
         if self.rollout is not None and self.system_prompt is not None:
-            raise ConfigError("JobSpec.system_prompt: only with prompt_template; a rollout function builds its own messages")
+            raise ConfigError(
+                "JobSpec.system_prompt: only with prompt_template; a rollout function builds its own messages"
+            )
         for name in ("rollout", "shared_context"):
             reference = getattr(self, name)
             if reference is not None and not re.fullmatch(r".+:[A-Za-z_][\w.]*", reference):
-                raise ConfigError(f"JobSpec.{name}: {reference!r} is not of the form package.module:name or /path/file.py:name")
+                raise ConfigError(
+                    f"JobSpec.{name}: {reference!r} is not of the form package.module:name or /path/file.py:name"
+                )
         if self.rank >= self.world_size:
             raise ConfigError(f"JobSpec.rank: {self.rank} is not below world_size {self.world_size}")
         if self.metadata_key in {"id", "text", "media", "metadata"}:
-            raise ConfigError(f"JobSpec.metadata_key: {self.metadata_key!r} is a column of the document itself; choose another name")
+            raise ConfigError(
+                f"JobSpec.metadata_key: {self.metadata_key!r} is a column of the document itself; choose another name"
+            )
 
     @property
     def checkpoints_uri(self) -> str:
@@ -278,7 +288,9 @@ def resolve_api_key(value: str | None) -> str | None:
     try:
         return os.environ[value]
     except KeyError:
-        raise ConfigError(f"InferenceConfig.api_key names the environment variable {value}, which is not set for the job") from None
+        raise ConfigError(
+            f"InferenceConfig.api_key names the environment variable {value}, which is not set for the job"
+        ) from None
 
 
 def job_spec_bytes(spec: JobSpec) -> bytes:
@@ -290,7 +302,8 @@ def job_spec_bytes(spec: JobSpec) -> bytes:
     key = spec.config.api_key
     if key is not None and not is_environment_name(key):
         raise ConfigError(
-            "InferenceConfig.api_key: a literal key cannot be stored with the job; give the name of an environment variable or use a connection"
+            "InferenceConfig.api_key: a literal key cannot be stored with the job; "
+            "give the name of an environment variable or use a connection"
         )
     return msgspec.json.encode(spec)
 

@@ -38,7 +38,9 @@ class DocumentFeed:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, open_at: OpenAt, next_gap: NextGap, *, records_per_chunk: int, capacity: int) -> AsyncIterator[Self]:
+    async def open(
+        cls, open_at: OpenAt, next_gap: NextGap, *, records_per_chunk: int, capacity: int
+    ) -> AsyncIterator[Self]:
         """Start reading; an error of the input ends the block with its exception."""
         feed = cls(_jump_done(open_at, next_gap, records_per_chunk), capacity)
         async with asyncio.TaskGroup() as group:

@@ -49,7 +49,9 @@ class FailureKeeper:
         self.in_a_row += 1
         budget = self._budget
         if budget.max_consecutive_failures is not None and self.in_a_row >= budget.max_consecutive_failures:
-            self._give_up(f"{self.in_a_row} documents failed in a row (max_consecutive_failures={budget.max_consecutive_failures})")
+            self._give_up(
+                f"{self.in_a_row} documents failed in a row (max_consecutive_failures={budget.max_consecutive_failures})"
+            )
         if budget.max_failed is not None and self.failed > budget.max_failed:
             self._give_up(f"{self.failed} documents failed (max_failed={budget.max_failed})")
         if self.ended >= _SHARE_FROM:
@@ -71,4 +73,6 @@ class FailureKeeper:
 
     def _give_up(self, what: str) -> None:
         causes = ", ".join(f"{cause}: {count}" for cause, count in self.top_causes().items())
-        raise FailureBudgetError(f"the failure budget is exceeded: {what}; most frequent causes: {causes}; the dead letters name each document")
+        raise FailureBudgetError(
+            f"the failure budget is exceeded: {what}; most frequent causes: {causes}; the dead letters name each document"
+        )

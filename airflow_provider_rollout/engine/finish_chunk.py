@@ -86,7 +86,9 @@ def _dead_letters(document: FinishedDocument) -> bytes:
 
 def _count(chunk: OpenChunk, documents: Sequence[FinishedDocument]) -> ChunkCounts:
     outcomes = Counter(document.outcome for document in documents)
-    causes = Counter(cause_of(rollout.failure) for document in documents for rollout in document.failures if rollout.failure)
+    causes = Counter(
+        cause_of(rollout.failure) for document in documents for rollout in document.failures if rollout.failure
+    )
     return ChunkCounts(
         documents=len(documents),
         written=outcomes["written"],

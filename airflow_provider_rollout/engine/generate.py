@@ -24,7 +24,7 @@ from airflow_provider_rollout.engine.metrics import MetricsKeeper
 from airflow_provider_rollout.engine.result import Failure, InferenceResult
 from airflow_provider_rollout.engine.storage.request_cache import RequestCache
 
-__all__ = ["Ask", "DocumentUsage", "GenerateRoom"]
+__all__ = ["Ask", "DocumentUsage", "GenerateRoom", "RolloutCalls"]
 
 _ANSWER, _REFUSAL = b"A", b"R"
 

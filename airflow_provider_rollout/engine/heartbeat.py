@@ -83,7 +83,9 @@ class Heartbeat:
         """Count what earlier attempts have committed."""
         for record in checkpoint.done.values():
             self._committed_before += record.counts.documents
-            self.failures.resume(ended=record.counts.documents, failed=record.counts.failed, causes=record.counts.causes)
+            self.failures.resume(
+                ended=record.counts.documents, failed=record.counts.failed, causes=record.counts.causes
+            )
 
     def watch(self, run: RankRun, source: InputSource) -> None:
         """Report on this run from now on."""
@@ -161,7 +163,12 @@ class Heartbeat:
         while True:
             await self.attempt.beat(self.record())
             if not self._stop.asked.is_set() and await self._store.exists(marker):
-                self._stop.ask(JobCancelledError(f"job {self.attempt.record.job_id} was cancelled; its state is kept and resumable"), 0.0)
+                self._stop.ask(
+                    JobCancelledError(
+                        f"job {self.attempt.record.job_id} was cancelled; its state is kept and resumable"
+                    ),
+                    0.0,
+                )
             await asyncio.sleep(self.attempt.heartbeat_s)
 
     async def _report(self) -> None:
@@ -197,11 +204,15 @@ class Heartbeat:
 def _state_after(error: BaseException) -> JobState:
     if isinstance(error, JobCancelledError):
         return "cancelled"
-    return "interrupted" if isinstance(error, (JobStoppedError, asyncio.CancelledError, KeyboardInterrupt)) else "failed"
+    return (
+        "interrupted" if isinstance(error, (JobStoppedError, asyncio.CancelledError, KeyboardInterrupt)) else "failed"
+    )
 
 
 def _eta_s(snapshot: Snapshot, done: int, total: int | None) -> float | None:
-    rate_per_s = sum(snapshot.rates_per_s.get(f"documents_{outcome}", 0.0) for outcome in ("written", "failed", "dropped"))
+    rate_per_s = sum(
+        snapshot.rates_per_s.get(f"documents_{outcome}", 0.0) for outcome in ("written", "failed", "dropped")
+    )
     return None if total is None or not rate_per_s else max(total - done, 0) / rate_per_s
 
 
@@ -213,4 +224,6 @@ def _table(record: AttemptRecord) -> str:
         total, rate, now = record.totals.get(name, ""), record.rates_per_s.get(name), record.queues.get(name, "")
         lines.append(f"{name:<24}{total:>14}{f'{rate:.2f}' if rate is not None else '':>16}{now:>8}")
     done = f"{record.documents_done} of {record.documents_total if record.documents_total is not None else 'unknown'} documents"
-    return "\n".join([f"rank {record.rank}, attempt {record.epoch}, {record.state}: {done} after {record.elapsed_s:.0f} s", *lines])
+    return "\n".join(
+        [f"rank {record.rank}, attempt {record.epoch}, {record.state}: {done} after {record.elapsed_s:.0f} s", *lines]
+    )

@@ -62,7 +62,8 @@ async def open_input(
     Args:
         data: one or more URIs or globs, pinned in the run's plan; or this rank's Documents.
         store: holds the plan.
-        rank, world_size: which share of the shards.
+        rank: which share of the shards.
+        world_size: how many shares there are.
         reader: how rows become documents.
         records_per_chunk: documents per chunk.
         on_change: what a changed input does.
@@ -77,7 +78,9 @@ async def open_input(
         if isinstance(data, str) or not isinstance(data, Iterable):
             raise InputError(f"data is {type(data).__name__}; give URIs of shards, or Documents")
         documents = cast("Iterable[Document]", data)
-        return InputSource(number_documents(documents, records_per_chunk), "documents", lambda: 0, lambda _position: 0.0)
+        return InputSource(
+            number_documents(documents, records_per_chunk), "documents", lambda: 0, lambda _position: 0.0
+        )
     plan = await pin_plan(store, await make_plan(cast("Sequence[str]", sources), world_size, options), on_change)
     stats = ReadStats()
     parts = plan.parts_of(rank)

@@ -146,4 +146,3 @@ async def _record_refusal(spec: JobSpec, error: RolloutError) -> None:
             updated_at=utc_now(),
         )
     )
-

@@ -85,5 +85,8 @@ class MetricsKeeper:
         span_s = max(now_s - since_s, 1e-9)
         rates = {name: (total - base.get(name, 0)) / span_s for name, total in self.totals.items()}
         return Snapshot(
-            totals=dict(self.totals), rates_per_s=rates, queues=dict(self.queues.sizes), elapsed_s=now_s - self._started_s
+            totals=dict(self.totals),
+            rates_per_s=rates,
+            queues=dict(self.queues.sizes),
+            elapsed_s=now_s - self._started_s,
         )

@@ -8,15 +8,14 @@ a launcher that says "running" outweighs a record that stands still.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
-__all__ = ["ENDED", "AttemptRecord", "JobState", "Liveness", "Progress", "ProcessIdentity", "judge"]
+__all__ = ["ENDED", "AttemptRecord", "JobState", "Liveness", "ProcessIdentity", "Progress", "judge"]
 
-JobState = Literal[
-    "starting_server", "running", "draining", "succeeded", "failed", "cancelled", "interrupted"
-]
+JobState = Literal["starting_server", "running", "draining", "succeeded", "failed", "cancelled", "interrupted"]
+Verdict = Literal["starting", "running", "succeeded", "failed", "cancelled", "interrupted", "lost"]
 Liveness = Literal["running", "gone", "unknown"]
 """What a launcher knows of a job's process."""
 
@@ -87,7 +86,7 @@ class Progress(msgspec.Struct, frozen=True):
         record: the record judged, if there is one.
     """
 
-    verdict: Literal["starting", "running", "succeeded", "failed", "cancelled", "interrupted", "lost"]
+    verdict: Verdict
     reason: str
     record: AttemptRecord | None = None
 
@@ -116,9 +115,11 @@ def judge(
             return Progress("lost", f"job {job_id} has not claimed its rank within {lost_after_s:.0f} s")
         return Progress("starting", f"job {job_id} is starting")
     if record.state in ENDED:
-        return Progress(record.state, record.error or f"attempt {record.epoch} {record.state}", record)
+        return Progress(cast("Verdict", record.state), record.error or f"attempt {record.epoch} {record.state}", record)
     if liveness == "gone":
-        return Progress("lost", f"the process of attempt {record.epoch} is gone; the next attempt resumes from its state", record)
+        return Progress(
+            "lost", f"the process of attempt {record.epoch} is gone; the next attempt resumes from its state", record
+        )
     if liveness == "unknown" and unchanged_s > lost_after_s:
         return Progress("lost", f"attempt {record.epoch} has been silent for {unchanged_s:.0f} s", record)
     return Progress("running", f"attempt {record.epoch} is {record.state}", record)

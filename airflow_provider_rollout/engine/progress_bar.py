@@ -1,6 +1,6 @@
 """How a rollout job goes, shown to whoever started it from a shell.
 
-Receives: AttemptRecords, one for each heartbeat.        Hands on: a live bar on a terminal, else a line in the log now and then.
+Receives: AttemptRecords, one for each heartbeat.        Hands on: a live bar on a terminal, else a line in the log when the state changes.
 Invariant: standard output stays free for what the command prints as its result.
 """
 
@@ -29,11 +29,10 @@ _CHATTY = ("httpcore", "httpx", "botocore", "boto3", "urllib3")
 
 
 @contextmanager
-def show_progress(*, interval_s: float) -> Iterator[Show]:
+def show_progress() -> Iterator[Show]:
     """Set up the process's log and show progress while the block runs: as a bar if standard error is a terminal, else in the log.
 
-    Args:
-        interval_s: seconds between two lines of the log.
+    The log has a line for each change of state; the table of every ``metric_interval`` is the job's own.
     """
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -46,7 +45,7 @@ def show_progress(*, interval_s: float) -> Iterator[Show]:
             yield show
     else:
         logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
-        yield _log_lines(interval_s)
+        yield _log_changes()
 
 
 @contextmanager
@@ -82,15 +81,13 @@ def _bar(console: Console) -> Iterator[Show]:
         yield show
 
 
-def _log_lines(interval_s: float) -> Show:
-    due_s = 0.0
-    last_state = ""
+def _log_changes() -> Show:
+    state = ""
 
     def show(record: AttemptRecord) -> None:
-        nonlocal due_s, last_state
-        if record.elapsed_s < due_s and record.state == last_state:
-            return
-        due_s, last_state = record.elapsed_s + interval_s, record.state
-        _LOGGER.info(progress_line(record))
+        nonlocal state
+        if record.state != state:
+            state = record.state
+            _LOGGER.info(progress_line(record))
 
     return show

@@ -34,7 +34,9 @@ class PromptTemplate:
         self._pieces: list[tuple[str, str | None]] = []
         for literal, name, spec, conversion in parsed:
             if name is not None and (not name or spec or conversion or not name.replace("-", "_").isidentifier()):
-                raise ConfigError(f"prompt_template: {{{name}}} is not the plain name of a field; write {{{{ for a brace")
+                raise ConfigError(
+                    f"prompt_template: {{{name}}} is not the plain name of a field; write {{{{ for a brace"
+                )
             self._pieces.append((literal, name))
 
     def payload(self, document: Document) -> dict[str, Any]:
@@ -57,5 +59,7 @@ class PromptTemplate:
         try:
             value = document.metadata[name]
         except KeyError:
-            raise KeyError(f"prompt_template names the field {name!r}; the document has {sorted(document.metadata)}") from None
+            raise KeyError(
+                f"prompt_template names the field {name!r}; the document has {sorted(document.metadata)}"
+            ) from None
         return value if isinstance(value, str) else strict_json.dumps(value).decode()

@@ -84,7 +84,10 @@ async def _kept_documents(
     if kept:  # what the chunk has cost stays with it
         counts = record.counts
         kept[0] = msgspec.structs.replace(
-            kept[0], requests=counts.requests, prompt_tokens=counts.prompt_tokens, completion_tokens=counts.completion_tokens
+            kept[0],
+            requests=counts.requests,
+            prompt_tokens=counts.prompt_tokens,
+            completion_tokens=counts.completion_tokens,
         )
     return kept
 

@@ -106,5 +106,3 @@ class Rollout(Protocol):
 
     def __call__(self, document: Document, generate: Generate, **shared_context: Any) -> Awaitable[Any]:
         """Return an InferenceResult, any JSON value, a list of them, or None to drop the rollout."""
-
-

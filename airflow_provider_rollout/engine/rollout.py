@@ -17,9 +17,17 @@ import msgspec
 from airflow_provider_rollout.engine import strict_json
 from airflow_provider_rollout.engine.document import Document, NumberedDocument
 from airflow_provider_rollout.engine.exceptions import InferenceError, RolloutError, RolloutFunctionError
-from airflow_provider_rollout.engine.generate import DocumentUsage, GenerateRoom
+from airflow_provider_rollout.engine.generate import DocumentUsage, GenerateRoom, RolloutCalls
 from airflow_provider_rollout.engine.prompt import PromptTemplate
-from airflow_provider_rollout.engine.result import DocumentResult, Failure, Generate, InferenceResult, Rollout, RolloutResult
+from airflow_provider_rollout.engine.result import (
+    DocumentResult,
+    Failure,
+    Generate,
+    InferenceResult,
+    Outcome,
+    Rollout,
+    RolloutResult,
+)
 
 __all__ = ["FinishedDocument", "prompt_rollout", "run_document"]
 
@@ -37,7 +45,7 @@ class FinishedDocument(msgspec.Struct, frozen=True, kw_only=True):
     media: msgspec.Raw
     values: list[msgspec.Raw]
     failures: list[RolloutResult]
-    outcome: str
+    outcome: Outcome
     requests: int
     prompt_tokens: int
     completion_tokens: int
@@ -52,29 +60,25 @@ async def run_document(
         RolloutError: the job cannot go on; never for a failed rollout.
     """
     usage = DocumentUsage()
-    count = room.config.rollouts_per_document
-    if count == 1:
-        results = [await _run_rollout(numbered, 0, rollout, room, usage, shared_context)]
+    calls = [room.for_rollout(numbered, index, usage) for index in range(room.config.rollouts_per_document)]
+    if len(calls) == 1:
+        results = [await _run_rollout(numbered.document, rollout, calls[0], shared_context)]
     else:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_run_rollout(numbered, index, rollout, room, usage, shared_context)) for index in range(count)
+                group.create_task(_run_rollout(numbered.document, rollout, generate, shared_context))
+                for generate in calls
             ]
         results = [task.result() for task in tasks]
     return _finish(numbered, DocumentResult(results), usage)
 
 
 async def _run_rollout(
-    numbered: NumberedDocument,
-    rollout_index: int,
-    rollout: Rollout,
-    room: GenerateRoom,
-    usage: DocumentUsage,
-    shared_context: Mapping[str, Any],
+    document: Document, rollout: Rollout, generate: RolloutCalls, shared_context: Mapping[str, Any]
 ) -> RolloutResult:
-    generate = room.for_rollout(numbered, rollout_index, usage)
+    rollout_index = generate.rollout_index
     try:
-        value = await rollout(numbered.document, generate, **shared_context)
+        value = await rollout(document, generate, **shared_context)
         return RolloutResult(rollout_index, _as_json(value))
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
@@ -93,7 +97,11 @@ def _as_json(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, InferenceResult):
-        value = {name: item for name, item in msgspec.structs.asdict(value).items() if item or name in {"text", "finish_reason", "usage"}}
+        value = {
+            name: item
+            for name, item in msgspec.structs.asdict(value).items()
+            if item or name in {"text", "finish_reason", "usage"}
+        }
     return msgspec.Raw(strict_json.dumps(value))
 
 
@@ -116,7 +124,9 @@ def _failure(error: BaseException) -> Failure:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     place = f" ({Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno})" if frame else ""
-    return Failure(cause=type(error).__name__, message=f"the rollout function raised {type(error).__name__}: {message}{place}")
+    return Failure(
+        cause=type(error).__name__, message=f"the rollout function raised {type(error).__name__}: {message}{place}"
+    )
 
 
 def _finish(numbered: NumberedDocument, result: DocumentResult, usage: DocumentUsage) -> FinishedDocument:

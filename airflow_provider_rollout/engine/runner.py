@@ -18,10 +18,21 @@ from typing import Any
 import msgspec
 
 from airflow_provider_rollout.engine.chunk_tracker import ChunkTracker
-from airflow_provider_rollout.engine.config import DEFAULT_RECORDS_PER_CHUNK, FailureBudget, InferenceConfig, ReaderConfig
+from airflow_provider_rollout.engine.config import (
+    DEFAULT_RECORDS_PER_CHUNK,
+    FailureBudget,
+    InferenceConfig,
+    ReaderConfig,
+)
 from airflow_provider_rollout.engine.document import Document
 from airflow_provider_rollout.engine.document_feed import DocumentFeed
-from airflow_provider_rollout.engine.exceptions import FencedError, FingerprintMismatchError, JobStoppedError, StoreError, primary_cause
+from airflow_provider_rollout.engine.exceptions import (
+    FencedError,
+    FingerprintMismatchError,
+    JobStoppedError,
+    StoreError,
+    primary_cause,
+)
 from airflow_provider_rollout.engine.failure_policy import FailureKeeper
 from airflow_provider_rollout.engine.fingerprint import JobRecord, config_parts, make_job_record
 from airflow_provider_rollout.engine.generate import GenerateRoom
@@ -128,7 +139,9 @@ class InferenceRunner:
         """Ask a running job to stop: no further document is begun, those in flight have ``grace_s`` seconds."""
         self._stop.ask(error, grace_s)
 
-    async def run_async(self, data: Sequence[str] | Iterable[Document], rank: int = 0, world_size: int = 1) -> RankManifest:
+    async def run_async(
+        self, data: Sequence[str] | Iterable[Document], rank: int = 0, world_size: int = 1
+    ) -> RankManifest:
         """Run one rank to the end, or resume it.
 
         Args:
@@ -146,7 +159,12 @@ class InferenceRunner:
         outputs = ObjectStore.open(self._writer.uri, self._options)
         attempt = await Attempt.claim(store, rank=rank, job_id=self._job_id, lost_after_s=self._lost_after_s)
         heartbeat = Heartbeat(
-            attempt, store, FailureKeeper(self._budget), self._stop, log_interval_s=self._config.metric_interval, on_progress=self._on_progress
+            attempt,
+            store,
+            FailureKeeper(self._budget),
+            self._stop,
+            log_interval_s=self._config.metric_interval,
+            on_progress=self._on_progress,
         )
         try:
             async with heartbeat.beating():
@@ -177,11 +195,19 @@ class InferenceRunner:
         again = chunks_with_failures(checkpoint) if self._retry_failed else []
         if done is not None and not again:
             heartbeat.resume(checkpoint)
-            _log.info("rank %d is done since %s: %d documents; nothing to do", rank, done.finished_at, done.documents_in)
+            _log.info(
+                "rank %d is done since %s: %d documents; nothing to do", rank, done.finished_at, done.documents_in
+            )
             return done
         async with RequestCache.open(store, heartbeat.attempt, fingerprint=job.fingerprint) as cache:
             await reopen_chunks(
-                again, store=store, outputs=outputs, checkpoint=checkpoint, cache=cache, attempt=heartbeat.attempt, writer=self._writer
+                again,
+                store=store,
+                outputs=outputs,
+                checkpoint=checkpoint,
+                cache=cache,
+                attempt=heartbeat.attempt,
+                writer=self._writer,
             )
             heartbeat.resume(checkpoint)
             run = await self._work(source, outputs, heartbeat, checkpoint, cache)
@@ -200,7 +226,12 @@ class InferenceRunner:
         return manifest
 
     async def _work(
-        self, source: InputSource, outputs: ObjectStore, heartbeat: Heartbeat, checkpoint: Checkpoint, cache: RequestCache
+        self,
+        source: InputSource,
+        outputs: ObjectStore,
+        heartbeat: Heartbeat,
+        checkpoint: Checkpoint,
+        cache: RequestCache,
     ) -> RankRun:
         await cache.restore(checkpoint.done.keys(), self._keep_document)
         run = RankRun(
@@ -243,7 +274,10 @@ class InferenceRunner:
                 open_shared_context(self._shared_context) as shared_context,
                 heartbeat.serving(dispatcher),
             ):
-                yield GenerateRoom(self._config, cache, dispatcher, heartbeat.metrics, self._retry_failed), shared_context
+                yield (
+                    GenerateRoom(self._config, cache, dispatcher, heartbeat.metrics, self._retry_failed),
+                    shared_context,
+                )
 
     def _parts(self, source: InputSource) -> dict[str, Any]:
         return {
@@ -270,7 +304,9 @@ class InferenceRunner:
             await attempt.check_fence()
             await clear_rank(store, outputs, before.rank)
         await attempt.beat(
-            msgspec.structs.replace(before, fingerprint=job.fingerprint, rerun_token=self._rerun_token or before.rerun_token)
+            msgspec.structs.replace(
+                before, fingerprint=job.fingerprint, rerun_token=self._rerun_token or before.rerun_token
+            )
         )
 
     def _keep_document(self, value: bytes) -> bool:

@@ -57,7 +57,9 @@ def _default(value: Any) -> Any:
         return dict(value)
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no JSON form; return text, numbers, lists or dicts")
+    raise TypeError(
+        f"{type(value).__module__}.{type(value).__qualname__} has no JSON form; return text, numbers, lists or dicts"
+    )
 
 
 def _clean(value: Any) -> Any:

@@ -35,7 +35,7 @@ def store_options(uris: Iterable[str], aws_conn_id: str | None) -> StoreOptions:
 
     hook: AwsGenericHook[Any] = AwsGenericHook(aws_conn_id=aws_conn_id, client_type="s3")
     connection = hook.conn_config
-    common = {
+    common: dict[str, Any] = {
         "region": connection.region_name,
         "endpoint_url": connection.get_service_endpoint_url("s3"),
         "verify": connection.verify,

@@ -113,7 +113,11 @@ class VllmHook(BaseHook):
             RolloutError: it cannot be started.
         """
         launch = Launch(
-            job_id=spec.job_id, rank=spec.rank, checkpoints=spec.checkpoints_uri, spec_uri=spec_uri, environment=environment
+            job_id=spec.job_id,
+            rank=spec.rank,
+            checkpoints=spec.checkpoints_uri,
+            spec_uri=spec_uri,
+            environment=environment,
         )
         return launcher_named(self.settings.launcher).submit(launch)
 
@@ -149,7 +153,10 @@ class VllmHook(BaseHook):
             program = (settings.vllm_command or ["vllm"])[0]
             found = shutil.which(program)
             if found is None:
-                return False, f"there is no program {program!r} on this machine; jobs run where the worker is, so ask there too"
+                return (
+                    False,
+                    f"there is no program {program!r} on this machine; jobs run where the worker is, so ask there too",
+                )
             return True, f"jobs start {found} beside the worker"
         return _ask_models(settings.endpoint_url, settings.api_key)
 
@@ -164,7 +171,10 @@ def _settings(connection: Any) -> ServerSettings:
     launcher = str(extra.get("launcher") or "process")
     launcher_named(launcher)
     return ServerSettings(
-        launcher=launcher, vllm_command=command, endpoint_url=_endpoint_url(connection), api_key=connection.password or None
+        launcher=launcher,
+        vllm_command=command,
+        endpoint_url=_endpoint_url(connection),
+        api_key=connection.password or None,
     )
 
 
@@ -186,7 +196,8 @@ def _ask_models(endpoint_url: str, api_key: str | None) -> tuple[bool, str]:
     url = f"{endpoint_url.removesuffix('/v1')}/v1/models"
     if not url.startswith(("http://", "https://")):
         return False, f"{url} is no http or https URL; correct the schema of the connection"
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - http and https only, see above
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - http and https only, see above
             models = [model["id"] for model in json.load(answer)["data"]]

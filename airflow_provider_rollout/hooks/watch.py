@@ -124,7 +124,9 @@ class Watcher:
                 failed += 1
                 event = None
                 if failed >= MAX_FAILED_POLLS:
-                    event = self._event("error", f"{failed} looks at job {self.job.job_id} failed in a row, the last with: {error}")
+                    event = self._event(
+                        "error", f"{failed} looks at job {self.job.job_id} failed in a row, the last with: {error}"
+                    )
             if event is not None:
                 return event
             if await _pause(poll_interval_s, deadline, stopped):
@@ -150,7 +152,7 @@ class Watcher:
         status: str = progress.verdict
         if status == "lost" and code == EXIT_DONE:
             status = "succeeded"  # the rank was done already, and the job had nothing to claim
-        tail = ""
+        tail: str | None = ""
         if status != "succeeded" and handle is not None:
             tail = (record.server_log_tail if record else None) or await asyncio.to_thread(self._hook.log_tail, handle)
         return self._event(
@@ -159,7 +161,7 @@ class Watcher:
             exit_code=code,
             error_class=record.error_class if record else None,
             resumed=record.documents_resumed if record else 0,
-            log_tail=tail[-_TAIL_CHARACTERS:],
+            log_tail=(tail or "")[-_TAIL_CHARACTERS:],
         )
 
     async def _open(self) -> ObjectStore:
@@ -225,7 +227,9 @@ def progress_line(progress: Progress) -> str:
     parts = [f"rank {record.rank} {record.state}", _documents(record)]
     rates = record.rates_per_s
     if rates.get("completion_tokens"):
-        parts.append(f"{rates.get('requests_succeeded', 0.0):.1f} requests/s, {rates['completion_tokens']:.0f} tokens/s")
+        parts.append(
+            f"{rates.get('requests_succeeded', 0.0):.1f} requests/s, {rates['completion_tokens']:.0f} tokens/s"
+        )
     if record.queues.get("in_flight"):
         parts.append(f"{record.queues['in_flight']} in flight")
     counts = [("cache_hits", "cache hits"), ("documents_failed", "failed"), ("requests_retried", "retried")]

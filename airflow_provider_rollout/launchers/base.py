@@ -88,6 +88,8 @@ def launcher_named(name: str) -> Launcher:
         module, _, attribute = _LAUNCHERS[name].partition(":")
     except KeyError:
         known = ", ".join(sorted(_LAUNCHERS))
-        raise ConfigError(f"there is no launcher {name!r}; correct `launcher` in the connection's extra: known is {known}") from None
+        raise ConfigError(
+            f"there is no launcher {name!r}; correct `launcher` in the connection's extra: known is {known}"
+        ) from None
     launcher: Launcher = getattr(importlib.import_module(module), attribute)()
     return launcher

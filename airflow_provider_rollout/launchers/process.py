@@ -50,16 +50,18 @@ class ProcessLauncher(Launcher):
         """
         from airflow_provider_rollout.engine.storage.attempt import this_process  # noqa: PLC0415 - not where a DAG is parsed
 
+        command = [sys.executable, "-m", "airflow_provider_rollout.launchers.child", "run", "--spec", launch.spec_uri]
         try:
             log_path = _log_folder() / f"{launch.job_id}.log"
+            note = {"ROLLOUT_EXIT_FILE": str(_exit_file(log_path))}
             with log_path.open("ab") as log:
-                child = subprocess.Popen(
-                    [sys.executable, "-m", "airflow_provider_rollout.launchers.child", "run", "--spec", launch.spec_uri],
+                child = subprocess.Popen(  # noqa: S603 - this very package, no shell
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd="/",
-                    env={**job_environment(os.environ), **launch.environment, "ROLLOUT_EXIT_FILE": str(_exit_file(log_path))},
+                    env={**job_environment(os.environ), **launch.environment, **note},
                     start_new_session=True,
                     close_fds=True,
                 )
@@ -134,7 +136,11 @@ def import_folders(search_path: Iterable[str]) -> list[str]:
 
     The interpreter's own are left out so that a model server of another environment, a child of the job, keeps its packages apart.
     """
-    own = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if name in {"stdlib", "platstdlib", "purelib", "platlib", "scripts"}}
+    own = {
+        Path(path).resolve()
+        for name, path in sysconfig.get_paths().items()
+        if name in {"stdlib", "platstdlib", "purelib", "platlib", "scripts"}
+    }
     own |= {Path(path).resolve() for path in (*site.getsitepackages(), site.getusersitepackages())}
     folders = []
     for entry in search_path:

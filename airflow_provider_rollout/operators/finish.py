@@ -50,7 +50,9 @@ def check_event(event: Any) -> Mapping[str, Any]:
         AirflowException: the job did not succeed; the class says how.
     """
     if not isinstance(event, Mapping) or "status" not in event or "job" not in event:
-        raise RolloutFailed(f"the trigger sent no event of a rollout job but {type(event).__name__}; clear the task to look again")
+        raise RolloutFailed(
+            f"the trigger sent no event of a rollout job but {type(event).__name__}; clear the task to look again"
+        )
     status = event["status"]
     if status == "succeeded":
         return event
@@ -105,7 +107,11 @@ def summary(job: Job, manifest: RankManifest, *, resumed: int) -> dict[str, Any]
 
 def announce(context: Context, outlets: Iterable[Any], result: Mapping[str, Any]) -> None:
     """Tell the consumers of the task's assets what is new in them."""
-    extra = {"rows": result["documents_written"], "manifest": result["manifest_uri"], "fingerprint": result["fingerprint"]}
+    extra = {
+        "rows": result["documents_written"],
+        "manifest": result["manifest_uri"],
+        "fingerprint": result["fingerprint"],
+    }
     for outlet in outlets:
         if isinstance(outlet, Asset):
             context["outlet_events"][outlet].extra = dict(extra)

@@ -1,8 +1,8 @@
 """Runs a model over a dataset as one task, or as one mapped task per rank.
 
 Receives: where the documents are, what to ask, which model.        Hands on: a job spec to the hook, and a small result to XCom.
-Invariants: the rollout runs in a job of its own, never in the worker or the triggerer; ``deferrable`` only chooses who watches. A retry or a
-clear finds the job of the try before and goes on with it. A worker that is told to stop by its machine leaves the job running; a
+Invariants: the rollout runs in a job of its own, never in the worker or the triggerer; ``deferrable`` only chooses who watches. A retry or
+a clear finds the job of the try before and goes on with it. A worker that is told to stop by its machine leaves the job running; a
 person who ends the task ends the job.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -18,14 +19,13 @@ import msgspec
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.mappedoperator import OperatorPartial
-from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_rollout.engine.config import (
     DEFAULT_RECORDS_PER_CHUNK,
     FailureBudget,
     InferenceConfig,
     JobSpec,
-    ReaderConfig,
 )
 from airflow_provider_rollout.engine.exceptions import InputError, RolloutError
 from airflow_provider_rollout.engine.progress import Progress
@@ -40,11 +40,13 @@ from airflow_provider_rollout.operators.parameters import (
     SealedConfig,
     absolute,
     check_parameters,
+    check_partial,
     late_places,
     split_key,
     with_numbers,
 )
 from airflow_provider_rollout.operators.reference import reference_of
+from airflow_provider_rollout.operators.stop import is_ended_by_person
 from airflow_provider_rollout.operators.work import Work
 from airflow_provider_rollout.triggers.inference import InferenceTrigger
 
@@ -105,6 +107,7 @@ class InferenceOperator(BaseOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = {"config": "json", "rollout_kwargs": "json"}
     operator_extra_links = (RolloutProgressLink(),)
     ui_color = "#e6f4ea"
+    _is_stopped = False
 
     def __init__(
         self,
@@ -140,9 +143,17 @@ class InferenceOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.source, self.output_uri, self.checkpoints = source, output, checkpoints  # `output` is Airflow's name for the task's XCom
+        self.source, self.output_uri, self.checkpoints = (
+            source,
+            output,
+            checkpoints,
+        )  # `output` is Airflow's name for the task's XCom
         self.config, self._api_key = split_key(config)
-        self.prompt_template, self.system_prompt, self.rollout_kwargs = prompt_template, system_prompt, rollout_kwargs or {}
+        self.prompt_template, self.system_prompt, self.rollout_kwargs = (
+            prompt_template,
+            system_prompt,
+            rollout_kwargs or {},
+        )
         self.rollout = reference_of(rollout) if callable(rollout) else rollout
         self.shared_context, self.vllm_conn_id, self.aws_conn_id = shared_context, vllm_conn_id, aws_conn_id
         self.rank, self.world_size, self.records_per_chunk = rank, world_size, records_per_chunk
@@ -155,16 +166,18 @@ class InferenceOperator(BaseOperator):
         check_parameters(self._job_fields())
 
     @classmethod
-    def partial(cls, **kwargs: Any) -> OperatorPartial:  # type: ignore[override]
+    def partial(cls, **kwargs: Any) -> OperatorPartial:
         """Everything but what is mapped over; checked when the DAG is parsed, like the operator itself.
 
         Raises:
             ConfigError: a parameter is wrong.
         """
         check_partial(kwargs)
-        if kwargs.get("config") is not None and split_key(kwargs["config"])[1] is not None:
-            kwargs["config"] = SealedConfig.of(kwargs["config"])
-        return cast("OperatorPartial", super().partial(**kwargs))
+        if "config" in kwargs:
+            config, key = split_key(kwargs["config"])
+            if key is not None:
+                kwargs["config"] = SealedConfig({**config, "api_key": key})
+        return super().partial(**kwargs)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Go on with the job of an earlier try, or start one; then wait for its end, here or in the triggerer.
@@ -176,6 +189,8 @@ class InferenceOperator(BaseOperator):
             work = self._work(context)
             is_done_already = self.deferrable and asyncio.run(_has_manifest(work))
             job, event = work.find_or_submit()
+        if self._is_stopped:
+            self._leave(work, job)
         if event is None and self.deferrable and not is_done_already:
             self._defer(job)
         if event is None:
@@ -217,7 +232,9 @@ class InferenceOperator(BaseOperator):
             deadline=deadline,
             cancel_on_kill=self.cancel_on_kill,
         )
-        padded = None if self.timeout_s is None else timedelta(seconds=self.timeout_s + self.poll_interval + _DEFER_MARGIN_S)
+        padded = (
+            None if self.timeout_s is None else timedelta(seconds=self.timeout_s + self.poll_interval + _DEFER_MARGIN_S)
+        )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=padded)
 
     def _watch(self, work: Work, job: Job, *, for_s: float | None) -> dict[str, Any]:
@@ -240,19 +257,21 @@ class InferenceOperator(BaseOperator):
         if event["status"] == "lost" and job.reattached:
             self.log.info("The job of an earlier try was lost; starting one that resumes its work")
             return self._watch(work, work.submit_again(), for_s=for_s)
-        if event["status"] != "stopped":
-            return event
-        if not self._is_stopped:
-            self._defer(job)
-        self._leave(work, job)
+        if event["status"] == "stopped":
+            self._leave(work, job) if self._is_stopped else self._defer(job)
+        return event
 
     def _leave(self, work: Work, job: Job) -> NoReturn:
         """The task was told to end: by a person, which ends the job too, or by its machine, which does not."""
         if self.cancel_on_kill and is_ended_by_person(work.context):
             self.log.info("The task was ended by hand; cancelling job %s", job.job_id)
             asyncio.run(work.watcher(job).cancel(kill_after_s=None))  # Airflow kills this process in 5 s
-            raise RolloutCancelled(f"job {job.job_id} was cancelled, for its task was ended by hand; clear the task to resume")
-        raise RolloutJobLost(f"the worker was told to stop; job {job.job_id} goes on, and the next try of the task watches it again")
+            raise RolloutCancelled(
+                f"job {job.job_id} was cancelled, for its task was ended by hand; clear the task to resume"
+            )
+        raise RolloutJobLost(
+            f"the worker was told to stop; job {job.job_id} goes on, and the next try of the task watches it again"
+        )
 
     def _work(self, context: Context) -> Work:
         """Everything that this try needs, with all connections looked up."""
@@ -291,6 +310,28 @@ class InferenceOperator(BaseOperator):
 
     def _say(self, progress: Progress) -> None:
         self.log.info("%s", progress_line(progress))
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """The engine's errors before there is a job, as Airflow's."""
+    try:
+        yield
+    except InputError as error:
+        raise RolloutConfigError(str(error)) from error
+    except RolloutError as error:
+        raise RolloutFailed(str(error)) from error
+
+
+async def _has_manifest(work: Work) -> bool:
+    from airflow_provider_rollout.engine.storage.manifest import read_rank_manifest  # noqa: PLC0415 - not where a DAG is parsed
+
+    store = open_store(work.spec.checkpoints_uri, work.aws_conn_id)
+    return await read_rank_manifest(store, work.spec.rank) is not None
+
+
+def _seconds(timeout: float | timedelta | None) -> float | None:
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
 _SAME_NAME = (

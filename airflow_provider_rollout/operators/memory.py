@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from airflow.sdk import NEVER_EXPIRE, Context
+from airflow.sdk import Context
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 __all__ = ["MEMORY_KEY", "Memory", "mark_finished", "recall", "remember"]
 

@@ -2,8 +2,8 @@
 
 Receives: keyword arguments, of which some are known only when the task runs (templates, results of other tasks).
 Hands on: a checked JobSpec.
-Invariants: a parameter that is known at parse time and wrong raises ConfigError there, also in ``partial()``. An API key is taken out of the
-config before Airflow stores or shows anything of it.
+Invariants: a parameter that is known at parse time and wrong raises ConfigError there, also in ``partial()``. An API key is taken out of
+the config before Airflow stores or shows anything of it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,38 @@ from typing import Any
 import jinja2
 import msgspec
 
-from airflow_provider_rollout.engine.config import InferenceConfig, JobSpec, is_environment_name, job_spec_bytes
+from airflow_provider_rollout.engine.config import (
+    InferenceConfig,
+    JobSpec,
+    ReaderConfig,
+    is_environment_name,
+    job_spec_bytes,
+)
 from airflow_provider_rollout.engine.exceptions import ConfigError
+from airflow_provider_rollout.operators.reference import reference_of
 
-__all__ = ["SealedConfig", "absolute", "check_parameters", "is_late", "late_places", "spec_digest", "split_key", "with_numbers"]
+__all__ = [
+    "SealedConfig",
+    "absolute",
+    "check_parameters",
+    "check_partial",
+    "is_late",
+    "late_places",
+    "spec_digest",
+    "split_key",
+    "with_numbers",
+]
 
 _LATE = "known when the task runs"
-_TEXT_FIELDS = {"model_name_or_path", "endpoint_url", "server_type", "server_log_folder", "server_command", "server_env", "on_truncated"}
+_TEXT_FIELDS = {
+    "model_name_or_path",
+    "endpoint_url",
+    "server_type",
+    "server_log_folder",
+    "server_command",
+    "server_env",
+    "on_truncated",
+}
 
 
 class SealedConfig:
@@ -35,6 +60,26 @@ class SealedConfig:
 
     def __repr__(self) -> str:
         return repr({**self.values, "api_key": "***"})
+
+
+def check_partial(given: Mapping[str, Any]) -> None:
+    """Check the arguments of ``partial()``, as far as they are known when the DAG is parsed.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    if hasattr(given.get("output"), "iter_references"):
+        raise ConfigError(
+            "output: in partial() the result of another task must be given as a template, \"{{ ti.xcom_pull('task') }}\""
+        )
+    fields = {item.name for item in dataclasses.fields(JobSpec)}
+    values = {name: value for name, value in given.items() if name in fields and value is not None}
+    if isinstance(values.get("source"), str):
+        values["source"] = [values["source"]]
+    if callable(values.get("rollout")):
+        values["rollout"] = reference_of(values["rollout"])
+    values["reader"] = {item.name: given[item.name] for item in dataclasses.fields(ReaderConfig) if item.name in given}
+    check_parameters(values)
 
 
 def is_late(value: Any) -> bool:
@@ -81,7 +126,9 @@ def split_key(config: Any) -> tuple[Any, str | None]:
     if isinstance(config, InferenceConfig):
         config = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
     if not isinstance(config, Mapping):
-        raise ConfigError(f"config: expected an InferenceConfig or a dict of its parameters, got {type(config).__name__}")
+        raise ConfigError(
+            f"config: expected an InferenceConfig or a dict of its parameters, got {type(config).__name__}"
+        )
     values = dict(config)
     key = values.get("api_key")
     if not isinstance(key, str) or is_environment_name(key):

@@ -31,14 +31,18 @@ def reference_of(function: Callable[..., Any]) -> str:
     inner = _undecorated(function)
     name = inner.__qualname__
     if inner.__name__ == "<lambda>":
-        raise ConfigError(f"rollout: a lambda has no name, and {_WHY}; write `async def name(document, generate)` at module level")
+        raise ConfigError(
+            f"rollout: a lambda has no name, and {_WHY}; write `async def name(document, generate)` at module level"
+        )
     if "<locals>" in name:
         raise ConfigError(
             f"rollout: {name.replace('.<locals>', '')} is defined inside a function, and {_WHY}; move it to module level and give what "
             "it needs as rollout_kwargs"
         )
     if not inspect.iscoroutinefunction(inner):
-        raise ConfigError(f"rollout: {name} is not async; write `async def {name}(document, generate, ...)` and `await generate(payload)`")
+        raise ConfigError(
+            f"rollout: {name} is not async; write `async def {name}(document, generate, ...)` and `await generate(payload)`"
+        )
     _check_signature(inner, name)
     return f"{_place(inner)}:{name}"
 
@@ -47,10 +51,14 @@ def _undecorated(function: Any) -> Any:
     if isinstance(function, partial):
         raise ConfigError(f"rollout: a functools.partial has no name, and {_WHY}; give its arguments as rollout_kwargs")
     if inspect.ismethod(function):
-        raise ConfigError(f"rollout: {function.__qualname__} is bound to an object, and {_WHY}; make it a function of its module")
+        raise ConfigError(
+            f"rollout: {function.__qualname__} is bound to an object, and {_WHY}; make it a function of its module"
+        )
     inner = inspect.unwrap(function)
     if not inspect.isfunction(inner):
-        raise ConfigError(f"rollout: expected an async function or a reference like 'package.module:function', got {type(function).__name__}")
+        raise ConfigError(
+            f"rollout: expected an async function or a reference like 'package.module:function', got {type(function).__name__}"
+        )
     return inner
 
 
@@ -58,7 +66,9 @@ def _check_signature(function: Any, name: str) -> None:
     parameters = list(inspect.signature(function).parameters.values())
     positional = [item for item in parameters if item.kind in {item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD}]
     if len(positional) < 2 and not any(item.kind is item.VAR_POSITIONAL for item in parameters):  # noqa: PLR2004 - see the message
-        raise ConfigError(f"rollout: {name} must take a document and generate: `async def {name}(document, generate, ...)`")
+        raise ConfigError(
+            f"rollout: {name} must take a document and generate: `async def {name}(document, generate, ...)`"
+        )
 
 
 def _place(function: Any) -> str:
@@ -69,7 +79,9 @@ def _place(function: Any) -> str:
         return str(module)
     if source.is_file():
         return str(source)
-    raise ConfigError(f"rollout: {function.__qualname__} comes from {source}, which is no file, and {_WHY}; put it into a module")
+    raise ConfigError(
+        f"rollout: {function.__qualname__} comes from {source}, which is no file, and {_WHY}; put it into a module"
+    )
 
 
 def _file_of(module: str) -> Path | None:

@@ -81,7 +81,10 @@ class Work:
             if is_same:
                 log.info("Job %s of an earlier try is at work; watching it", job.job_id)
                 return job, None
-            log.info("Job %s of an earlier try has other parameters; stopping it to resume its work with those of now", job.job_id)
+            log.info(
+                "Job %s of an earlier try has other parameters; stopping it to resume its work with those of now",
+                job.job_id,
+            )
             asyncio.run(self.watcher(job).cancel())
             return self.submit(self._token(memory)), None
         if event["status"] != "succeeded":
@@ -110,7 +113,13 @@ class Work:
         handle = self.hook.submit(spec, f"{store.uri}/{key}", self.environment)
         memory = msgspec.structs.replace(memory, handle=handle)
         self._remember(memory)
-        log.info("Started job %s for rank %d of %d; its log: %s", spec.job_id, spec.rank, spec.world_size, handle.get("log_path", "-"))
+        log.info(
+            "Started job %s for rank %d of %d; its log: %s",
+            spec.job_id,
+            spec.rank,
+            spec.world_size,
+            handle.get("log_path", "-"),
+        )
         return self._job(memory, reattached=False)
 
     def submit_again(self) -> Job:

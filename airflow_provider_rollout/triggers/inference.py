@@ -53,7 +53,7 @@ class InferenceTrigger(BaseTrigger):
         cancel_on_kill: bool = True,
         deferred_at: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.job = dict(job)
         self.vllm_conn_id = vllm_conn_id
         self.aws_conn_id = aws_conn_id
@@ -82,7 +82,7 @@ class InferenceTrigger(BaseTrigger):
         event = await self._watcher().watch(poll_interval_s=self.poll_interval, deadline=self.deadline, say=self._say)
         # Between two machines the clocks may differ, so never more than the whole wait.
         await asyncio.sleep(min(MIN_DEFER_S, max(0.0, self.deferred_at + MIN_DEFER_S - time.time())))
-        yield TriggerEvent(event)
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """A person marked the deferred task failed or successful, or cleared it: stop the job, unless told otherwise."""
@@ -93,9 +93,7 @@ class InferenceTrigger(BaseTrigger):
         await self._watcher().cancel(kill_after_s=_KILL_AFTER_S)
 
     def _watcher(self) -> Watcher:
-        return Watcher(
-            msgspec.convert(self.job, Job), hook=VllmHook(self.vllm_conn_id), aws_conn_id=self.aws_conn_id
-        )
+        return Watcher(msgspec.convert(self.job, Job), hook=VllmHook(self.vllm_conn_id), aws_conn_id=self.aws_conn_id)
 
     def _say(self, progress: Progress) -> None:
         self.log.info("%s", progress_line(progress))

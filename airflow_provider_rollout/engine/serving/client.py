@@ -80,7 +80,7 @@ def _join(base: URL, path: str) -> URL:
 class EndpointClient:
     """The connections to one replica; an async context manager."""
 
-    def __init__(self, url: str, *, api_key: str | None, timeout_s: float | None) -> None:
+    def __init__(self, url: str, *, api_key: str | None, timeout_s: float | None, use_proxy: bool = True) -> None:
         self._base = api_base(url)
         self._root = self._base.with_path(_VERSION_SEGMENT.split(self._base.path)[0] + "/metrics")
         self.url = str(self._base.with_user(None).with_query(None))
@@ -88,7 +88,7 @@ class EndpointClient:
         self._api_key = api_key
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
         self._timeout_s = timeout_s
-        self._proxy = _proxy_for(self._base)
+        self._proxy = _proxy_for(self._base) if use_proxy else None
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -215,7 +215,6 @@ def _keepalive_socket(address: tuple[Any, ...]) -> socket.socket:
 
 def _proxy_for(url: URL) -> str | None:
     """The proxy that the environment names for a host; looked up once, for a look-up per request would be dear."""
-    host = url.host or ""
-    if host in {"127.0.0.1", "localhost", "::1"} or urllib.request.proxy_bypass(host):
+    if urllib.request.proxy_bypass(url.host or ""):
         return None
     return urllib.request.getproxies().get(url.scheme)

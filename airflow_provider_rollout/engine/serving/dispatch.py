@@ -42,7 +42,9 @@ _log = logging.getLogger(__name__)
 
 _DEATH_NOTICE_S = 3.0  # a broken connection precedes the exit of the process; vLLM takes 1.7 s
 _PROBATION_REQUESTS = 16  # so many run beside each other that have seen one death: few suspects if they see another
-_REFUSED_ATTEMPTS = 3  # of a 403 or 404 while the endpoint has answered nothing else, until it is taken for its own fault
+_REFUSED_ATTEMPTS = (
+    3  # of a 403 or 404 while the endpoint has answered nothing else, until it is taken for its own fault
+)
 _UNSENT_PER_ATTEMPT = 10  # an endpoint that answers probes but takes no connections must not keep a request for ever
 
 
@@ -196,7 +198,9 @@ class Dispatcher:
         if result.finish_reason == "length" or any(choice.finish_reason == "length" for choice in result.choices):
             count("truncated")
             if self._config.on_truncated != "keep":
-                raise TruncatedError("the answer stopped at the token limit; raise max_tokens or model_max_context", status=200)
+                raise TruncatedError(
+                    "the answer stopped at the token limit; raise max_tokens or model_max_context", status=200
+                )
         return result
 
     async def _recover(self, error: InferenceError, request: WireRequest, trial: Trial) -> None:

@@ -27,7 +27,10 @@ SHAPES: dict[str, bytes] = {
     "reasoning_only": _CHAT % (_MESSAGE % (b'"content":null,"reasoning":"I think"', b'"length"')),
     "reasoning_content": _CHAT % (_MESSAGE % (b'"content":"yes","reasoning_content":"I think"', b'"stop"')),
     "tool_calls": _CHAT
-    % (_MESSAGE % (b'"content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f"}}]', b'"tool_calls"')),
+    % (
+        _MESSAGE
+        % (b'"content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f"}}]', b'"tool_calls"')
+    ),
     "null_finish_reason": _CHAT % (_MESSAGE % (b'"content":"yes"', b"null")),
     "no_finish_reason": _CHAT % b'{"index":0,"message":{"role":"assistant","content":"yes"}}',
     "null_message": _CHAT % b'{"index":0,"message":null,"finish_reason":"stop"}',
@@ -78,6 +81,9 @@ class FaultScript:
     """Rules, and how often each was asked and played."""
 
     def __init__(self, rules: list[FaultRule]) -> None:
+        for rule in rules:
+            if rule.shape not in SHAPES:
+                raise ValueError(f"no shape {rule.shape!r}; known are {', '.join(SHAPES)}")
         self._rules = rules
         self._asked: Counter[int] = Counter()
         self._played: Counter[int] = Counter()
@@ -112,6 +118,6 @@ def load_script(text: str) -> FaultScript:
     """Read a script.
 
     Raises:
-        msgspec.ValidationError: it is not a list of rules.
+        ValueError: it is not a list of rules, or a shape is unknown.
     """
     return FaultScript(msgspec.json.decode(text, type=list[FaultRule]))

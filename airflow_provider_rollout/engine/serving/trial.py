@@ -31,7 +31,17 @@ class Trial:
         window_index: see SlotWindow.
     """
 
-    __slots__ = ("_charged", "_doubtful", "_doubtful_at_s", "attempts", "deaths", "lane", "life", "unsent", "window_index")
+    __slots__ = (
+        "_charged",
+        "_doubtful",
+        "_doubtful_at_s",
+        "attempts",
+        "deaths",
+        "lane",
+        "life",
+        "unsent",
+        "window_index",
+    )
 
     def __init__(self) -> None:
         self.attempts = 0

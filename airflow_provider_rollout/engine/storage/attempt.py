@@ -9,7 +9,6 @@ attempt's silence is measured on this process's own monotonic clock, never by co
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 from datetime import UTC, datetime
@@ -57,7 +56,8 @@ def process_is_gone(identity: ProcessIdentity) -> bool:
         return False
     try:
         other = psutil.Process(identity.pid)
-        return abs(other.create_time() - identity.start_time_s) > 1.0 or other.status() == psutil.STATUS_ZOMBIE
+        is_other = abs(other.create_time() - identity.start_time_s) > 1.0
+        return is_other or bool(other.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
@@ -76,7 +76,9 @@ async def latest_attempt(store: ObjectStore, rank: int) -> tuple[AttemptRecord, 
     try:
         return msgspec.json.decode(data, type=AttemptRecord), info
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"{store.uri}/{key} is not an attempt record: {error}; remove it if you know that no job runs") from None
+        raise CheckpointError(
+            f"{store.uri}/{key} is not an attempt record: {error}; remove it if you know that no job runs"
+        ) from None
 
 
 class Attempt:
@@ -89,9 +91,7 @@ class Attempt:
         self.heartbeat_s = min(HEARTBEAT_S, lost_after_s / 4)
 
     @classmethod
-    async def claim(
-        cls, store: ObjectStore, *, rank: int, job_id: str, lost_after_s: float = 60.0
-    ) -> Attempt:
+    async def claim(cls, store: ObjectStore, *, rank: int, job_id: str, lost_after_s: float = 60.0) -> Attempt:
         """Claim the next epoch of a rank.
 
         Waits while another attempt has neither ended nor moved, at most ``lost_after_s`` seconds; then takes over.
@@ -203,5 +203,5 @@ def _boot_id() -> str:
     namespace = Path("/proc/self/ns/pid")
     parts = [boot.read_text().strip() if boot.exists() else str(psutil.boot_time())]
     if namespace.exists():
-        parts.append(os.readlink(namespace))
+        parts.append(str(namespace.readlink()))
     return ":".join(parts)

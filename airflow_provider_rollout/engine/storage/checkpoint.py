@@ -121,7 +121,9 @@ class Checkpoint:
             try:
                 record = msgspec.json.decode(data, type=ChunkRecord)
             except msgspec.DecodeError as error:
-                raise CheckpointError(f"{store.uri}/{key} is not a commit record: {error}; restore it, or clean the run's state") from None
+                raise CheckpointError(
+                    f"{store.uri}/{key} is not a commit record: {error}; restore it, or clean the run's state"
+                ) from None
             if record.fingerprint != fingerprint:
                 raise CheckpointError(
                     f'{store.uri}/{key} was written by a job with another configuration; use on_config_change="restart" to begin anew'
@@ -197,6 +199,4 @@ async def clear_rank(store: ObjectStore, outputs: ObjectStore, rank: int) -> Non
     await store.delete([layout.rank_manifest(rank)])
     for prefix in (layout.chunks(rank), f"failed/{rank:05d}/", layout.cache(rank)):
         await store.delete([info.key for info in await store.list(prefix)])
-    await outputs.delete(
-        [info.key for info in await outputs.list(layout.output_prefix(rank)) if "/" not in info.key]
-    )
+    await outputs.delete([info.key for info in await outputs.list(layout.output_prefix(rank)) if "/" not in info.key])

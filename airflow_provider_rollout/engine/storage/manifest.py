@@ -20,7 +20,15 @@ from airflow_provider_rollout.engine.storage.attempt import Attempt, utc_now
 from airflow_provider_rollout.engine.storage.checkpoint import ChunkRecord
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 
-__all__ = ["RankManifest", "RunManifest", "finish_run", "make_rank_manifest", "read_rank_manifest", "read_run_manifest", "write_rank_manifest"]
+__all__ = [
+    "RankManifest",
+    "RunManifest",
+    "finish_run",
+    "make_rank_manifest",
+    "read_rank_manifest",
+    "read_run_manifest",
+    "write_rank_manifest",
+]
 
 _TOP_CAUSES = 10
 _M = TypeVar("_M", bound=msgspec.Struct)
@@ -45,7 +53,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
     def __add__(self, other: Self) -> Counts:
         sums = {
-            name: getattr(self, name) + getattr(other, name) for name in Counts.__struct_fields__ if name != "top_causes"
+            name: getattr(self, name) + getattr(other, name)
+            for name in Counts.__struct_fields__
+            if name != "top_causes"
         }
         causes = Counter(self.top_causes) + Counter(other.top_causes)
         return Counts(**sums, top_causes=dict(causes.most_common(_TOP_CAUSES)))
@@ -54,7 +64,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse counts that do not add up."""
         ended = self.documents_written + self.documents_failed + self.documents_dropped
         if self.documents_in != ended:
-            raise ManifestError(f"{what}: {self.documents_in} documents went in and {ended} ended; the manifest is not written")
+            raise ManifestError(
+                f"{what}: {self.documents_in} documents went in and {ended} ended; the manifest is not written"
+            )
 
 
 class RankManifest(Counts, frozen=True, kw_only=True):
@@ -108,7 +120,8 @@ def make_rank_manifest(
         counts += _of_chunk(record)
     if counts.documents_in != documents_in:
         raise ManifestError(
-            f"rank {attempt.record.rank}: the input has {documents_in} documents and the chunks {counts.documents_in}; the manifest is not written"
+            f"rank {attempt.record.rank}: the input has {documents_in} documents and the chunks {counts.documents_in}; "
+            "the manifest is not written"
         )
     counts.check(f"rank {attempt.record.rank}")
     return RankManifest(
@@ -176,7 +189,9 @@ async def _read(store: ObjectStore, key: str, kind: type[_M]) -> _M | None:
     except ObjectNotFoundError:
         return None
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"{store.uri}/{key} is not a manifest: {error}; restore it, or clean the run's state") from None
+        raise CheckpointError(
+            f"{store.uri}/{key} is not a manifest: {error}; restore it, or clean the run's state"
+        ) from None
 
 
 def _of_chunk(record: ChunkRecord) -> Counts:

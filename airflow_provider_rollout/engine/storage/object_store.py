@@ -3,7 +3,7 @@
 Receives: a URI (folder, ``s3://``, ``gs://``, ``az://``), keys and bytes.        Hands on: bytes, ObjectInfo, StoreErrors.
 Invariants: an object is seen whole or not at all, never torn. ``create`` has one winner. Absent is not unreadable: a missing bucket or
 a refused access never looks like a missing key. No call blocks the event loop; ``open`` sends nothing.
-A folder's objects are written beside their place and renamed (or linked, for ``create``). They are not fsynced: a killed process loses
+A folder's objects are written under a hidden name beside their place and renamed (or linked, for ``create``). They are not fsynced: a killed process loses
 nothing that was acknowledged, a power failure may.
 Source: Amazon S3 User Guide, "Conditional writes"; obstore 0.12; SeaweedFS answers 412 where AWS answers 404 (measured).
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 import io
+import os
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -42,6 +44,7 @@ __all__ = ["ObjectInfo", "ObjectStore", "StoreOptions"]
 T = TypeVar("T")
 
 _PART_BYTES = 16 * 1024 * 1024  # parts of a multipart upload; smaller objects go in one PUT
+_TEMPORARY = ".writing"
 _READ_BYTES = 8 * 1024 * 1024  # one ranged GET of a reader: 100 ms of latency is then small against the transfer
 
 
@@ -184,7 +187,7 @@ class ObjectStore:
         after = None if start_after is None else _order(start_after)
         found: builtins.list[ObjectInfo] = []
         async for batch in obstore.list(self._client, place, offset=self._prefix + offset if offset else None):
-            infos = [self._info(meta) for meta in batch]
+            infos = [self._info(meta) for meta in batch if not self._is_temporary(meta["path"])]
             found += [i for i in infos if i.key.startswith(prefix) and (after is None or _order(i.key) > after)]
             last = infos[-1].key if infos else ""
             # S3 lists in order: beyond the prefix nothing matches any more. Folders list in none.
@@ -257,7 +260,10 @@ class ObjectStore:
         return self._info(await self._call("look at", key, lambda: obstore.head_async(self._client, self._path(key))))
 
     async def _put(self, key: str, data: bytes, mode: PutMode) -> ObjectInfo:
-        large = len(data) > _PART_BYTES and mode == "overwrite" and self._folder is None
+        if self._folder is not None:
+            path = self._folder / self._checked(key)
+            return ObjectInfo(key, len(data), await asyncio.to_thread(_write_file, path, data, new=mode == "create"))
+        large = len(data) > _PART_BYTES and mode == "overwrite"
         answer = await obstore.put_async(
             self._client, self._path(key), data, mode=mode, use_multipart=large, chunk_size=_PART_BYTES
         )
@@ -272,6 +278,14 @@ class ObjectStore:
         if found != data:
             raise lost
         return info
+
+    def _checked(self, key: str) -> str:
+        if any(part in {"", ".", ".."} for part in key.split("/")):
+            raise ValueError(f"{key!r} holds an empty name, '.' or '..'")
+        return key
+
+    def _is_temporary(self, path: str) -> bool:
+        return self._folder is not None and path.endswith(_TEMPORARY) and path.rpartition("/")[2].startswith(".")
 
     def _if_match(self, version: str) -> PutMode:
         return {"version": version} if self._tag_name == "version" else {"e_tag": version}
@@ -307,6 +321,28 @@ class ObjectStore:
             "retry": retry_if_exception(is_undecided),
             "reraise": True,
         }
+
+
+def _write_file(path: Path, data: bytes, *, new: bool) -> str:
+    """Write a file whole or not at all, and give its version as obstore does.
+
+    Under a hidden name, which readers of a folder pass over: a killed process may leave it behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid.uuid4().hex[:12]}{_TEMPORARY}")
+    try:
+        with temporary.open("xb", buffering=0) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+            status = os.fstat(file.fileno())
+        if new:
+            path.hardlink_to(temporary)  # unlike a rename, it fails when the path exists
+        else:
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return f'"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}"'
 
 
 class _RangeReader(io.RawIOBase):

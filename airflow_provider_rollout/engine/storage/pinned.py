@@ -82,4 +82,6 @@ async def _read(store: ObjectStore, key: str, kind: type[_M]) -> _M | None:
     except ObjectNotFoundError:
         return None
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"{store.uri}/{key} cannot be read: {error}; restore it, or clean the run's state") from None
+        raise CheckpointError(
+            f"{store.uri}/{key} cannot be read: {error}; restore it, or clean the run's state"
+        ) from None

@@ -70,9 +70,13 @@ class RequestCache:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, store: ObjectStore, attempt: Attempt, *, fingerprint: str, scratch: str | None = None) -> AsyncIterator[Self]:
+    async def open(
+        cls, store: ObjectStore, attempt: Attempt, *, fingerprint: str, scratch: str | None = None
+    ) -> AsyncIterator[Self]:
         """Open an empty cache in a scratch folder of its own; the folder is removed at the end."""
-        folder = Path(_on_disk(scratch or tempfile.gettempdir(), lambda: tempfile.mkdtemp(prefix="rollout-", dir=scratch)))
+        folder = Path(
+            _on_disk(scratch or tempfile.gettempdir(), lambda: tempfile.mkdtemp(prefix="rollout-", dir=scratch))
+        )
         cache = cls(store, attempt, fingerprint, folder)
         try:
             await cache._in_thread(cache._open)
@@ -107,7 +111,9 @@ class RequestCache:
         for batch in _batches([info.key for info in infos], _PARALLEL_READS * 4):
             for key, rows in await asyncio.gather(*(load(key) for key in batch)):
                 open_rows = [
-                    row for row in rows if row.chunk_index not in done_chunks and (row.number < 0 or keep_document(row.value))
+                    row
+                    for row in rows
+                    if row.chunk_index not in done_chunks and (row.number < 0 or keep_document(row.value))
                 ]
                 if not open_rows:
                     obsolete.append(key)

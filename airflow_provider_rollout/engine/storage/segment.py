@@ -52,7 +52,10 @@ def encode(rows: list[Row], fingerprint: str) -> bytes:
     """Pack rows into a segment."""
     frame = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(rows))
     header = Header(
-        fingerprint=fingerprint, rows=len(rows), chunks=sorted({row.chunk_index for row in rows}), crc32=zlib.crc32(frame)
+        fingerprint=fingerprint,
+        rows=len(rows),
+        chunks=sorted({row.chunk_index for row in rows}),
+        crc32=zlib.crc32(frame),
     )
     head = msgspec.json.encode(header)
     return MAGIC + len(head).to_bytes(4, "big") + head + frame

@@ -60,7 +60,7 @@ def translate(verb: str, name: str, error: Exception, attempts: int) -> StoreErr
     """
     status, reason = _status(error), _reason(error)
     match error:
-        case AlreadyExistsError():
+        case AlreadyExistsError() | FileExistsError():
             return ObjectExistsError(f"{name} exists already")
         case PreconditionError():
             return ObjectChangedError(f"{name} has been written by somebody else")

@@ -1,0 +1,175 @@
+"""A proxy in front of an S3 server that answers some requests wrongly, and a token service that gives out keys.
+
+Receives: the address of a real server, and a script of faults.        Hands on: an address to use instead.
+Invariant: what no fault matches passes through unchanged, so signatures stay valid.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+from urllib.parse import parse_qs, urlsplit
+
+_ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code} by test</Message></Error>'
+_CREDENTIALS = """<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult><Credentials>
+<AccessKeyId>{key}</AccessKeyId><SecretAccessKey>{secret}</SecretAccessKey><SessionToken>token-{number}</SessionToken>
+<Expiration>{expiry}</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>"""
+
+
+@dataclass
+class Fault:
+    """What goes wrong, with which requests, how often.
+
+    Attributes:
+        request: regular expression over "METHOD /path?query".
+        kind: "status" answers an error without asking the server; "error in 200" does so under status 200; "drop" closes the
+            connection at once; "lost answer" does so after the server has acted; "hang" does not answer.
+        times: how often; afterwards all is well.
+        status: of kind "status".
+        code: the S3 error code in the body.
+    """
+
+    request: str
+    kind: Literal["status", "error in 200", "drop", "lost answer", "hang"]
+    times: int = 1
+    status: int = 503
+    code: str = "SlowDown"
+
+
+@dataclass
+class FaultyS3:
+    """The proxy's script and what it has seen.
+
+    Attributes:
+        endpoint_url: where it listens.
+        faults: the script; may be changed at any time.
+        seen: "METHOD /path?query" of each request.
+        tokens: session tokens that came with the requests.
+    """
+
+    endpoint_url: str
+    faults: list[Fault] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+
+    def next_fault(self, request: str) -> Fault | None:
+        """The fault that this request meets."""
+        for fault in self.faults:
+            if fault.times > 0 and re.search(fault.request, request):
+                fault.times -= 1
+                return fault
+        return None
+
+
+@contextmanager
+def run_faulty_s3(upstream_url: str) -> Iterator[FaultyS3]:
+    """Put the proxy in front of a server."""
+    upstream = urlsplit(upstream_url)
+    stopping = threading.Event()
+
+    class Handler(_Quiet):
+        def answer(self, body: bytes) -> None:
+            request = f"{self.command} {self.path}"
+            script.seen.append(request)
+            script.tokens.append(self.headers.get("x-amz-security-token", ""))
+            fault = script.next_fault(request)
+            match fault.kind if fault else None:
+                case "drop":
+                    self.close_connection = True
+                case "hang":
+                    stopping.wait(30)
+                    self.close_connection = True
+                case "status" | "error in 200" if fault:
+                    text = _ERROR.format(code=fault.code).encode()
+                    self.reply(200 if fault.kind == "error in 200" else fault.status, {}, text)
+                case kind:
+                    status, headers, data = self.forward(body)
+                    if kind == "lost answer":
+                        self.close_connection = True
+                    else:
+                        self.reply(status, headers, data)
+
+        def forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+            connection = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=30)
+            try:
+                connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    if name.lower() not in {"connection", "x-amz-security-token"}:
+                        connection.putheader(name, value)
+                connection.endheaders(body)
+                answer = connection.getresponse()
+                data = answer.read()
+                return answer.status, dict(answer.getheaders()), data
+            finally:
+                connection.close()
+
+    with _serving(Handler) as url:
+        script = FaultyS3(url)
+        try:
+            yield script
+        finally:
+            stopping.set()
+
+
+@contextmanager
+def run_token_service(access_key_id: str, secret_access_key: str, *, life_s: float) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """A token service that gives the same keys to every role; yields its address and the requests it gets."""
+    seen: list[dict[str, str]] = []
+
+    class Handler(_Quiet):
+        def answer(self, body: bytes) -> None:
+            seen.append({name: values[0] for name, values in parse_qs(body.decode()).items()})
+            expiry = (datetime.now(UTC) + timedelta(seconds=life_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
+            text = _CREDENTIALS.format(key=access_key_id, secret=secret_access_key, number=len(seen), expiry=expiry)
+            self.reply(200, {"Content-Type": "text/xml"}, text.encode())
+
+    with _serving(Handler) as url:
+        yield url, seen
+
+
+class _Quiet(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def answer(self, body: bytes) -> None:
+        raise NotImplementedError
+
+    def reply(self, status: int, headers: dict[str, str], data: bytes) -> None:
+        self.send_response_only(status)
+        length = headers.get("Content-Length") if self.command == "HEAD" else None
+        for name, value in headers.items():
+            if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
+                self.send_header(name, value)
+        self.send_header("Content-Length", length or str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def handle_any(self) -> None:
+        self.answer(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any  # noqa: N815 - the names that http.server calls
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
