@@ -1,4 +1,4 @@
-"""An Airflow of its own for the tests: a temporary home, SQLite, the example DAGs as its bundle. Imported before anything imports Airflow."""
+"""An Airflow of its own for the tests: a temporary home, SQLite, two DAG bundles. Imported before anything imports Airflow."""
 
 import atexit
 import json

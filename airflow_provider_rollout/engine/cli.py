@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from airflow_provider_rollout.engine import exceptions, run_report
@@ -38,6 +38,7 @@ __all__ = ["main"]
 
 _LOOK_EVERY_S = 2.0
 _WAIT_S = 12.0  # two heartbeats: a rank that does not move in this time is not at work, or only just
+_PIPE_COLUMNS = 160  # a pipe has no width of its own
 _BUDGET = ("max_failed", "max_failed_share", "max_consecutive_failures")
 _READER = ("text_field", "id_field", "on_bad_row")
 _CONFIG = {"server_type": "server_type", "model": "model_name_or_path", "endpoint_url": "endpoint_url"}
@@ -202,8 +203,7 @@ async def _watch(uri: str, *, watch: bool, as_json: bool, wait_s: float) -> int:
     eyes = Watch(state)
     ranks = await eyes.look()
     deadline_s = time.monotonic() + wait_s
-    console = Console()
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
         while not _is_enough(ranks, watch=watch, waited=time.monotonic() >= deadline_s):
             if not as_json:
                 live.update(run_report.status_table(state.store.uri, ranks), refresh=True)
@@ -212,7 +212,7 @@ async def _watch(uri: str, *, watch: bool, as_json: bool, wait_s: float) -> int:
     if as_json:
         print(json.dumps(run_report.status(state.store.uri, ranks)))
     else:
-        console.print(run_report.status_table(state.store.uri, ranks))
+        _print(run_report.status_table(state.store.uri, ranks))
     all_succeeded = all(rank.progress.verdict == "succeeded" for rank in ranks)
     return exceptions.EXIT_DONE if all_succeeded or not watch else exceptions.EXIT_FAILED
 
@@ -232,8 +232,13 @@ def _report(given: dict[str, Any]) -> int:
     if given["json"]:
         print(json.dumps(run_report.report(*facts)))
     else:
-        Console().print(run_report.report_table(*facts))
+        _print(run_report.report_table(*facts))
     return exceptions.EXIT_DONE
+
+
+def _print(tables: Group) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+    console.print(tables)
 
 
 def _clean(given: dict[str, Any]) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from rich.box import SIMPLE
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +30,7 @@ _COLOURS = {
     "cancelled": "yellow",
     "interrupted": "yellow",
 }
-_ERROR_CHARS = 200  # of an error, in a cell; all of it is in --json
+_ERROR_CHARS = 300  # of an error; all of it is in --json
 
 
 def duration(seconds: float | None) -> str:
@@ -57,7 +58,8 @@ def summary_line(manifest: RankManifest) -> str:
     return (
         f"rank {manifest.rank} of {manifest.world_size} done: {manifest.documents_in} documents in, "
         f"{manifest.documents_written} written, {manifest.documents_failed} failed, {manifest.documents_dropped} dropped; "
-        f"{manifest.requests_sent} requests sent and {manifest.cache_hits} from the cache by this attempt; output in {manifest.output}"
+        f"{manifest.requests_sent} requests sent and {manifest.cache_hits} from the cache by attempt {manifest.epoch}; "
+        f"output in {manifest.output}"
     )
 
 
@@ -79,17 +81,17 @@ def status(state_uri: str, ranks: Iterable[RankStatus]) -> dict[str, Any]:
     }
 
 
-def status_table(state_uri: str, ranks: Iterable[RankStatus]) -> Table:
-    """How a run stands, a row for each rank."""
-    table = Table(title=Text(f"Run at {state_uri}"), title_justify="left")
-    for name in ("rank", "attempt", "state"):
-        table.add_column(name)
-    for name in ("documents", "failed", "requests/s", "tokens/s", "cache hits", "left", "heartbeat"):
-        table.add_column(name, justify="right")
-    table.add_column("remark", overflow="fold")
-    for item in ranks:
+def status_table(state_uri: str, ranks: Iterable[RankStatus]) -> Group:
+    """How a run stands, a row for each rank; remarks stand below."""
+    items = list(ranks)
+    table = _table(
+        f"Run at {state_uri}",
+        ("rank", "try", "state"),
+        ("documents", "failed", "req/s", "tokens/s", "cached", "left", "beat"),
+    )
+    for item in items:
         table.add_row(*_status_row(item))
-    return table
+    return Group(table, *_remarks((f"rank {item.rank}", _remark(item)) for item in items))
 
 
 def report(
@@ -119,61 +121,55 @@ def report_table(
     """What a run wrote and how it came about, as tables."""
     done = list(manifests)
     total = _sum(done)
-    title = f"Run at {state_uri}: {len(done)} of {world_size or '?'} ranks done"
-    ranks = Table(title=Text(title), title_justify="left")
-    ranks.add_column("rank")
-    for name in (
-        "documents",
-        "written",
-        "failed",
-        "dropped",
-        "bad rows",
-        "chunks",
-        "prompt tokens",
-        "answer tokens",
-        "bytes",
-    ):
-        ranks.add_column(name, justify="right")
-    ranks.add_column("output", overflow="fold")
+    ranks = _table(
+        f"Run at {state_uri}: {len(done)} of {world_size or '?'} ranks done",
+        ("rank",),
+        ("documents", "written", "failed", "dropped", "bad rows", "chunks", "tokens in", "tokens out", "bytes"),
+    )
     for manifest in done:
-        ranks.add_row(str(manifest.rank), *_counts_row(manifest), Text(manifest.output))
+        ranks.add_row(str(manifest.rank), *_counts_row(manifest))
     if len(done) > 1:
         ranks.add_section()
-        ranks.add_row("all", *_counts_row(total), "")
-    parts: list[Table | Text] = [ranks]
+        ranks.add_row("all", *_counts_row(total))
+    parts: list[Table | Text] = [ranks, *(Text(f"output in {uri}") for uri in sorted({item.output for item in done}))]
     if total.top_causes:
-        causes = Table(title="Most frequent causes of failed rollouts", title_justify="left")
-        causes.add_column("cause")
-        causes.add_column("rollouts", justify="right")
+        causes = _table("Most frequent causes of failed rollouts", ("cause",), ("rollouts",))
         for cause, count in total.top_causes.items():
             causes.add_row(Text(cause), f"{count:,}")
         parts.append(causes)
-    parts.append(_history(attempts))
-    return Group(*parts)
+    records = [record for _, items in sorted(attempts.items()) for record in items]
+    parts.append(_history(records))
+    return Group(*parts, *_remarks((f"rank {item.rank}, try {item.epoch}", item.error) for item in records))
 
 
-def _history(attempts: Mapping[int, list[AttemptRecord]]) -> Table:
-    table = Table(title="Attempts", title_justify="left")
-    for name in ("rank", "attempt", "state", "started", "last heartbeat", "host"):
+def _history(records: Iterable[AttemptRecord]) -> Table:
+    table = _table(
+        "Attempts",
+        ("rank", "try", "state", "started (UTC)", "host"),
+        ("took", "ended", "resumed", "cached", "requests"),
+    )
+    for record in records:
+        table.add_row(
+            str(record.rank),
+            str(record.epoch),
+            Text(record.state, _COLOURS.get(record.state, "")),
+            record.started_at[:19].replace("T", " "),
+            Text(record.process.host),
+            duration(record.elapsed_s),
+            f"{record.documents_done - record.documents_resumed:,}",
+            f"{record.documents_resumed:,}",
+            f"{record.totals.get('cache_hits', 0):,}",
+            f"{record.totals.get('requests_sent', 0):,}",
+        )
+    return table
+
+
+def _table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
+    table = Table(title=Text(title, "bold"), title_justify="left", box=SIMPLE, padding=0)
+    for name in words:
         table.add_column(name)
-    for name in ("ended here", "resumed", "cache hits", "requests"):
+    for name in numbers:
         table.add_column(name, justify="right")
-    table.add_column("error", overflow="fold")
-    for _, records in sorted(attempts.items()):
-        for record in records:
-            table.add_row(
-                str(record.rank),
-                str(record.epoch),
-                Text(record.state, _COLOURS.get(record.state, "")),
-                record.started_at,
-                record.updated_at,
-                Text(record.process.host),
-                f"{record.documents_done - record.documents_resumed:,}",
-                f"{record.documents_resumed:,}",
-                f"{record.totals.get('cache_hits', 0):,}",
-                f"{record.totals.get('requests_sent', 0):,}",
-                _error(record.error),
-            )
     return table
 
 
@@ -181,7 +177,7 @@ def _status_row(item: RankStatus) -> list[str | Text]:
     verdict, record = item.progress.verdict, item.progress.record
     state = Text(record.state if record and verdict == "running" else verdict, _COLOURS[verdict])
     if record is None:
-        return [str(item.rank), "-", state, *["-"] * 7, Text(item.progress.reason)]
+        return [str(item.rank), "-", state, *["-"] * 7]
     is_running = verdict == "running"
     rates = record.rates_per_s
     return [
@@ -195,7 +191,6 @@ def _status_row(item: RankStatus) -> list[str | Text]:
         f"{record.totals.get('cache_hits', 0):,}",
         duration(record.eta_s) if is_running else "-",
         _age(item) if is_running else "-",
-        _remark(item),
     ]
 
 
@@ -205,16 +200,22 @@ def _age(item: RankStatus) -> str:
     return f"{'' if item.has_moved else '> '}{item.heartbeat_age_s:.0f} s"
 
 
-def _remark(item: RankStatus) -> Text:
-    if item.progress.verdict == "succeeded":
-        return Text("")
+def _remark(item: RankStatus) -> str | None:
+    """What the row does not show: why a rank that needs somebody needs somebody."""
+    if item.progress.verdict in {"starting", "running", "succeeded"}:
+        return None
     record = item.progress.record
-    return _error(record.error if record and record.error else item.progress.reason)
+    return record.error if record and record.error else item.progress.reason
 
 
-def _error(error: str | None) -> Text:
-    first_line = (error or "").strip().partition("\n")[0]
-    return Text(first_line if len(first_line) <= _ERROR_CHARS else first_line[: _ERROR_CHARS - 1] + "…")
+def _remarks(remarks: Iterable[tuple[str, str | None]]) -> list[Text]:
+    """The first line of each remark: a server's log tail belongs into --json."""
+    return [Text(f"{where}: {_first_line(remark)}") for where, remark in remarks if remark]
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= _ERROR_CHARS else f"{line[: _ERROR_CHARS - 1]}…"
 
 
 def _total(record: AttemptRecord) -> str:

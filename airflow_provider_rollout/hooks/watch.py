@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Watcher", "job_of", "progress_line"]
 
 MAX_FAILED_POLLS = 5
+_FIRST_INTERVAL_S = 0.5  # a rank that is done already, or a wrong parameter, is seen at once
 _END_WAIT_S = 45.0  # a cancelled job flushes and stops its server within 30 s
 _TAIL_CHARACTERS = 4000
 _REASON_CHARACTERS = 1500
@@ -107,7 +108,7 @@ class Watcher:
         """Look until the job has ended.
 
         Args:
-            poll_interval_s: seconds between two looks.
+            poll_interval_s: seconds between two looks; the first few follow one another faster.
             deadline: time of day in seconds since 1970 at which the job is cancelled, or None.
             say: is told of every look.
             stopped: whether to leave the watch; looked at several times a second.
@@ -115,7 +116,7 @@ class Watcher:
         Returns:
             The event. Its ``status`` is a verdict of ``judge``, or "timeout", "error" (nobody can see the job) or "stopped".
         """
-        failed = 0
+        failed, interval_s = 0, min(_FIRST_INTERVAL_S, poll_interval_s)
         while True:
             try:
                 event = await self._step(deadline, say)
@@ -129,8 +130,9 @@ class Watcher:
                     )
             if event is not None:
                 return event
-            if await _pause(poll_interval_s, deadline, stopped):
+            if await _pause(interval_s, deadline, stopped):
                 return self._event("stopped", "the watcher was told to stop")
+            interval_s = min(2 * interval_s, poll_interval_s)
 
     async def cancel(self, *, kill_after_s: float | None = KILL_AFTER_S) -> None:
         """Stop the job: a marker that reaches it on any machine, and its launcher's own way.

@@ -245,7 +245,7 @@ class InferenceOperator(BaseOperator):
         try:
             event = asyncio.run(
                 watcher.watch(
-                    poll_interval_s=min(self.poll_interval, 1.0) if for_s else self.poll_interval,
+                    poll_interval_s=self.poll_interval,
                     deadline=deadline,
                     say=self._say,
                     stopped=lambda: self._is_stopped or (until_s is not None and time.monotonic() > until_s),

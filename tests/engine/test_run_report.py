@@ -77,9 +77,10 @@ def test_a_running_rank_shows_rates_and_its_heartbeat():
     text = shown(
         run_report.status_table("s3://b/[x]", [status("running", record(), heartbeat_age_s=3.0, has_moved=True)])
     )
-    for part in ("s3://b/[x]", "1,500/2,000", "12.3", "4,567", "1:02:03", "3 s", "because [it] is so"):
+    for part in ("s3://b/[x]", "1,500/2,000", "12.3", "4,567", "1:02:03", "3 s"):
         assert part in text
     assert "> 3 s" not in text
+    assert "because" not in text
 
 
 def test_a_heartbeat_that_was_not_seen_to_change_is_a_lower_bound():

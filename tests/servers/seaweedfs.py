@@ -8,6 +8,7 @@ Source: the start command was found by trying (SeaweedFS 4.48); gRPC ports are t
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import boto3
 from botocore.config import Config
@@ -63,21 +65,17 @@ class S3Server:
     def new_bucket(self) -> str:
         """Make a bucket and give its name."""
         bucket = f"test-{uuid.uuid4().hex[:12]}"
-        make_bucket(self.endpoint_url, bucket)
+        _client(self.endpoint_url).create_bucket(Bucket=bucket)
         return bucket
 
 
-def make_bucket(endpoint_url: str, bucket: str) -> None:
-    """Create a bucket."""
+@functools.cache
+def _client(endpoint_url: str) -> Any:
     session = boto3.Session(ACCESS_KEY_ID, SECRET_ACCESS_KEY, region_name="us-east-1")
-    config = Config(
-        connect_timeout=2, read_timeout=5, retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}
-    )
-    client = session.client("s3", endpoint_url=endpoint_url, config=config, verify=False)
-    try:
-        client.create_bucket(Bucket=bucket)
-    finally:
-        client.close()
+    retries = {"total_max_attempts": 1}
+    config = Config(connect_timeout=2, read_timeout=5, retries=retries, s3={"addressing_style": "path"})
+    # Plain HTTP; a certificate bundle that the environment names is not looked for.
+    return session.client("s3", endpoint_url=endpoint_url, config=config, verify=False)
 
 
 @contextmanager
@@ -112,6 +110,7 @@ def run_seaweedfs(folder: Path) -> Iterator[S3Server]:
                 return
         finally:
             _stop(process)
+            _client(server.endpoint_url).close()
     raise RuntimeError(f"SeaweedFS did not start:\n{log.read_text(errors='replace')[-3000:]}")
 
 
@@ -142,7 +141,7 @@ def _wait_ready(process: subprocess.Popen[bytes], server: S3Server) -> bool:
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            make_bucket(server.endpoint_url, "ready")
+            _client(server.endpoint_url).create_bucket(Bucket="ready")
         except (BotoCoreError, ClientError):
             time.sleep(0.1)
         else:

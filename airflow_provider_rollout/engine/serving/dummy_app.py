@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from aiohttp import web
 
 from airflow_provider_rollout.engine.serving.faults import SHAPES, FaultRule, FaultScript, load_script
 
-__all__ = ["DummyServer", "answer_words", "main"]
+__all__ = ["DummyServer", "answer_words", "listening", "main", "make_dummy"]
 
 _WORDS = (
     "and are can day each find from have into just know like long made make many more most much near only other over part "
@@ -61,14 +62,19 @@ def _prompt(payload: dict[str, Any]) -> str:
 
 
 class DummyServer:
-    """The server's state: counts, faults, settings."""
+    """The server's state: settings, faults, counts.
+
+    Attributes:
+        counts: what /stats tells.
+        requests_by_prompt: requests by the first 16 hex digits of the prompt's SHA-256.
+    """
 
     def __init__(self, options: argparse.Namespace, script: FaultScript) -> None:
         self._options = options
         self._script = script
         self._keys = {key for name in ("DUMMY_API_KEY", "VLLM_API_KEY") if (key := os.environ.get(name))}
-        self._requests_by_prompt: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
+        self.requests_by_prompt: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._log = (
             os.open(options.log_requests, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if options.log_requests else None
         )
@@ -87,16 +93,16 @@ class DummyServer:
         if path == "/health":
             return web.Response()
         if path == "/metrics":
-            values = {name: self._counts[name] for name in ("running", "prompt_tokens", "generation_tokens")}
+            values = {name: self.counts[name] for name in ("running", "prompt_tokens", "generation_tokens")}
             return web.Response(text=_METRICS.format(model=self._options.model, **values))
         if path == "/stats":
-            return _json({**self._counts, "by_prompt": self._requests_by_prompt})
+            return _json({**self.counts, "by_prompt": self.requests_by_prompt})
         return _json({"detail": "Not Found"}, 404)
 
     async def _generate(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
         started_s = time.monotonic()
-        counts = self._counts
+        counts = self.counts
         counts["requests"] += 1
         counts["running"] += 1
         counts["max_in_flight"] = max(counts["max_in_flight"], counts["running"])
@@ -117,7 +123,7 @@ class DummyServer:
 
     async def _answer(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         options = self._options
-        if options.max_in_flight and self._counts["running"] > options.max_in_flight:
+        if options.max_in_flight and self.counts["running"] > options.max_in_flight:
             return _error(options.refuse_status, "The engine is currently busy and cannot accept new requests.")
         try:
             payload = orjson.loads(body)
@@ -128,7 +134,7 @@ class DummyServer:
         if payload.get("model", options.model) != options.model:
             return _error(404, f"The model `{payload['model']}` does not exist.")
         prompt = _prompt(payload)
-        self._requests_by_prompt[hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:16]] += 1
+        self.requests_by_prompt[hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:16]] += 1
         rule = self._script.choose(prompt)
         if rule is not None:
             faulty = await self._play(rule, request)
@@ -143,7 +149,7 @@ class DummyServer:
             return _error(400, f"This model's maximum context length is {options.max_model_len} tokens.")
         answers = [answer_words(payload, index) for index in range(int(payload.get("n") or 1))]
         tokens = sum(len(words) for words, _ in answers)
-        self._counts["prompt_tokens"] += prompt_tokens
+        self.counts["prompt_tokens"] += prompt_tokens
         await self._take_time(tokens)
         choices = []
         for index, (words, finish_reason) in enumerate(answers):
@@ -163,11 +169,11 @@ class DummyServer:
             count = min(at_once, tokens - made)
             if per_token_s:
                 await asyncio.sleep(count * per_token_s)
-            self._counts["generation_tokens"] += count
+            self.counts["generation_tokens"] += count
 
     async def _play(self, rule: FaultRule, request: web.BaseRequest) -> web.StreamResponse | None:
         """Do what a rule says; None when the request is to be answered after all."""
-        self._counts[f"fault_{rule.action}"] += 1
+        self.counts[f"fault_{rule.action}"] += 1
         if rule.action == "status":
             headers = {} if rule.retry_after is None else {"Retry-After": rule.retry_after}
             return web.Response(status=rule.status, body=rule.body.encode(), headers=headers)
@@ -229,28 +235,50 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.asynccontextmanager
+async def listening(options: argparse.Namespace, server: DummyServer) -> AsyncIterator[str]:
+    """Serve in this process for as long as the block runs; the base URL."""
+    loop = asyncio.get_running_loop()
+
+    def unbounded(*parts: Any) -> web.BaseRequest:
+        return web.BaseRequest(*parts, loop, client_max_size=0)
+
+    low = web.Server(server.handle, request_factory=unbounded, access_log=None, handler_cancellation=True)
+    runner = web.ServerRunner(low, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, options.host, options.port, backlog=_BACKLOG).start()
+        yield f"http://{options.host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 async def _serve(options: argparse.Namespace, server: DummyServer) -> None:
     await asyncio.sleep(options.start_delay_s)
-    runner = web.ServerRunner(web.Server(server.handle, access_log=None), handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, options.host, options.port, backlog=_BACKLOG)
-    await site.start()
-    port = runner.addresses[0][1]
-    sys.stdout.write(f"dummy server on http://{options.host}:{port}\n")
-    sys.stdout.flush()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, (lambda: None) if options.ignore_sigterm else stop.set)
-    await stop.wait()
-    os._exit(0)  # at once, with requests in flight, as a server that is told to
+    async with listening(options, server) as url:
+        sys.stdout.write(f"dummy server on {url}\n")
+        sys.stdout.flush()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(
+                number, (lambda: None) if options.ignore_sigterm else stop.set
+            )
+        await stop.wait()
+        os._exit(0)  # at once, with requests in flight, as a server that is told to
+
+
+def make_dummy(arguments: list[str] | None = None) -> tuple[argparse.Namespace, DummyServer]:
+    """The options and the server for a command line."""
+    options = _arguments().parse_args(arguments)
+    text = options.faults or "[]"
+    script = load_script(text if text.lstrip().startswith("[") else Path(text).read_text())
+    return options, DummyServer(options, script)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Serve until SIGTERM."""
-    options = _arguments().parse_args(arguments)
-    text = options.faults or "[]"
-    script = load_script(text if text.lstrip().startswith("[") else Path(text).read_text())
-    asyncio.run(_serve(options, DummyServer(options, script)))
+    options, server = make_dummy(arguments)
+    asyncio.run(_serve(options, server))
 
 
 if __name__ == "__main__":

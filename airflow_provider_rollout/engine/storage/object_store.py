@@ -84,6 +84,7 @@ class ObjectStore:
 
         Raises:
             ConfigError: no such kind of URI, or options that fit no client.
+            ObjectNotFoundError: the folder is missing and not to be made.
             StoreError: the folder cannot be made.
         """
         options = options or StoreOptions.from_environment()
@@ -109,9 +110,12 @@ class ObjectStore:
         try:
             if make_folder:
                 folder.mkdir(parents=True, exist_ok=True)
+            elif not folder.is_dir():
+                raise ObjectNotFoundError(f"the folder {folder} does not exist")
             client = LocalStore(folder)
         except (OSError, BaseError) as error:
-            raise translate("open the folder", str(folder), error, 1) from None
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise StoreError(f"the folder {folder} cannot be opened ({reason}); give one that can be written") from None
         return cls(str(folder), client, prefix="", folder=folder, options=options)
 
     async def get(self, key: str) -> bytes:
@@ -328,7 +332,10 @@ def _write_file(path: Path, data: bytes, *, new: bool) -> str:
 
     Under a hidden name, which readers of a folder pass over: a killed process may leave it behind.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"{path.parent} or a folder above it is a file") from None
     temporary = path.with_name(f".{uuid.uuid4().hex[:12]}{_TEMPORARY}")
     try:
         with temporary.open("xb", buffering=0) as file:

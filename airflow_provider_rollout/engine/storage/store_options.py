@@ -211,7 +211,7 @@ def _boto3_session(options: StoreOptions) -> boto3.Session:
     if not options.role_arn:
         return base
 
-    from botocore.credentials import DeferrableRefreshableCredentials  # noqa: PLC0415
+    from botocore.credentials import DeferredRefreshableCredentials  # noqa: PLC0415
     from botocore.session import get_session  # noqa: PLC0415
 
     def assume() -> dict[str, str]:
@@ -224,16 +224,20 @@ def _boto3_session(options: StoreOptions) -> boto3.Session:
         }
 
     session = get_session()
-    session._credentials = DeferrableRefreshableCredentials(refresh_using=assume, method="sts-assume-role")  # noqa: SLF001
+    session._credentials = DeferredRefreshableCredentials(refresh_using=assume, method="sts-assume-role")  # noqa: SLF001
     return boto3.Session(botocore_session=session, region_name=options.region)
 
 
 def _sts_client(session: boto3.Session, options: StoreOptions) -> Any:
+    from botocore.config import Config  # noqa: PLC0415
+
     verify = options.verify
     if (options.sts_endpoint_url or "").startswith("http:"):
         verify = False  # a bundle named in the environment must exist otherwise, though plain HTTP never looks at it
     region = options.region or session.region_name or "us-east-1"
-    return session.client("sts", region_name=region, endpoint_url=options.sts_endpoint_url, verify=verify)
+    # The store does not retry a refusal of credentials, so botocore does.
+    config = Config(retries={"mode": "standard", "total_max_attempts": options.max_attempts})
+    return session.client("sts", region_name=region, endpoint_url=options.sts_endpoint_url, verify=verify, config=config)
 
 
 def _assume_role_arguments(options: StoreOptions) -> dict[str, Any]:
