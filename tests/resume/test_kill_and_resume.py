@@ -18,7 +18,6 @@ from airflow_provider_rollout.engine.exceptions import EXIT_FENCED
 FLUSH_S = 2.0  # what design and README promise
 LOST_AFTER_S = 2.0
 LATENCY_S = 0.2
-IN_FLIGHT = 40
 
 
 def write_documents(path: Path, count: int) -> list[str]:
@@ -29,7 +28,7 @@ def write_documents(path: Path, count: int) -> list[str]:
     return texts
 
 
-def make_spec(source: Path, output: str, server: DummyProcess, in_flight: int = IN_FLIGHT, **changes) -> JobSpec:
+def make_spec(source: Path, output: str, server: DummyProcess, in_flight: int = 40, **changes) -> JobSpec:
     config = InferenceConfig(
         server_type="endpoint", endpoint_url=server.url, model_name_or_path="dummy", max_concurrent_generations=in_flight
     )
@@ -48,7 +47,8 @@ def make_spec(source: Path, output: str, server: DummyProcess, in_flight: int = 
 class Scenario:
     """A run that is killed again and again, beside an undisturbed one."""
 
-    def __init__(self, tmp_path: Path, base_uri: str, server: DummyProcess, count: int, seed: int, options) -> None:
+    def __init__(self, tmp_path: Path, base_uri: str, server: DummyProcess, case, options) -> None:
+        count, seed, self.in_flight = case
         self.random = random.Random(seed)
         self.texts = write_documents(tmp_path / "documents.jsonl", count)
         self.server = server
@@ -61,10 +61,11 @@ class Scenario:
         self.state = State(self.spec, options)
         self.requests_when_durable: dict[str, int] = {}
         self.zombies: list[JobProcess] = []
-        self.fenced = 0
+        self.launches = self.fenced = self.sent = 0
 
     def launch(self) -> JobProcess:
-        spec = make_spec(self.source, self.spec.output, self.server, job_id=f"job-{self.kills}-{len(self.zombies)}")
+        spec = make_spec(self.source, self.spec.output, self.server, self.in_flight, job_id=f"job-{self.launches}")
+        self.launches += 1
         scratch = self.tmp_path / f"scratch-{self.kills}"
         scratch.mkdir(exist_ok=True)
         return JobProcess(spec, self.options, log=self.tmp_path / "job.log", environment={"TMPDIR": str(scratch)})
@@ -110,6 +111,10 @@ class Scenario:
 
     def check(self) -> None:
         """Every document once, in order, as in the undisturbed run; nothing durable was asked again."""
+        self.sent = sum(self.server.stats()["by_prompt"].values())
+        # Per kill: what was in flight, and what was answered within one flush interval.
+        again_per_kill = self.in_flight + FLUSH_S * self.in_flight / LATENCY_S
+        assert self.sent <= len(self.texts) + self.kills * again_per_kill
         undisturbed = make_spec(self.source, f"{self.base_uri}/undisturbed", self.server, in_flight=400)
         assert JobProcess(undisturbed, self.options, log=self.tmp_path / "undisturbed.log").wait() == 0
         counted = dict(self.server.stats()["by_prompt"])
@@ -126,24 +131,21 @@ class Scenario:
 @pytest.fixture
 def scenario(tmp_path, store_uri, request):
     options = request.getfixturevalue("s3").options() if store_uri.startswith("s3://") else None
-    count, seed = getattr(request, "param", (2000, 1))
+    case = getattr(request, "param", (2000, 1, 40))
     with dummy_process("--latency-ms", str(LATENCY_S * 1000)) as server:
-        yield Scenario(tmp_path, store_uri, server, count, seed, options)
+        yield Scenario(tmp_path, store_uri, server, case, options)
 
 
 @pytest.mark.timeout(300)
 def test_ten_kills_change_nothing(scenario):
     """SIGKILL of the job or its group at random moments; scratch is lost each time."""
     scenario.run(10)
-    sent = sum(scenario.server.stats()["by_prompt"].values())
     scenario.check()
     assert scenario.kills == 10
-    # Per kill: what was in flight, and what was answered within one flush interval.
-    assert sent <= len(scenario.texts) + scenario.kills * (IN_FLIGHT + FLUSH_S * IN_FLIGHT / LATENCY_S)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("scenario", [(1000, 2)], indirect=True)
+@pytest.mark.parametrize("scenario", [(1000, 2, 40)], indirect=True)
 def test_a_zombie_is_fenced_and_changes_nothing(scenario):
     """A stopped attempt that is replaced and woken exits with 75."""
     scenario.run(4, zombie_every=2)
@@ -153,12 +155,13 @@ def test_a_zombie_is_fenced_and_changes_nothing(scenario):
 
 @pytest.mark.kill
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("scenario", [(5000, 3)], indirect=True)
+@pytest.mark.parametrize("scenario", [(5000, 3, 5)], indirect=True)
 def test_two_hundred_kills_change_nothing(scenario):
     """The full run: every fifth victim is stopped, replaced and woken."""
     scenario.run(int(os.environ.get("KILLS", "200")), zombie_every=5, longest_s=5.0)
     scenario.check()
-    print(f"kills={scenario.kills} fenced={scenario.fenced} requests={scenario.server.stats()['requests']}")
+    print(f"\nkills={scenario.kills} launches={scenario.launches} fenced={scenario.fenced} requests={scenario.sent}")
+    assert scenario.kills == int(os.environ.get("KILLS", "200"))
 
 
 def test_of_two_jobs_at_once_one_works_and_the_other_says_which(tmp_path):

@@ -35,9 +35,9 @@ async def ask(document: Document, generate: Generate, **shared: Any) -> Inferenc
     return answer if tokens else None
 
 
-async def judge(document: Document, generate: Generate, *, rubric: str = "short") -> dict[str, Any]:
+async def judge(document: Document, generate: Generate, **shared: Any) -> dict[str, Any]:
     """Return JSON, with a keyword of one's own."""
-    answer = await generate({"messages": [], "rubric": rubric})
+    answer = await generate({"messages": [], "rubric": shared["rubric"]})
     return {"text": answer.text, "why": answer.reasoning, "id": document.id}
 
 

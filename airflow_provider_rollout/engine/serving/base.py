@@ -37,7 +37,7 @@ HOST = "127.0.0.1"
 EXIT_USAGE = 2  # argparse's exit code for an unknown flag or a wrong value
 # The same command cannot do better next time.
 _HOPELESS_EXITS = frozenset({EXIT_USAGE, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND})
-_RESTART_BASE_S, _RESTART_MAX_S = 1.0, 30.0
+_RESTART_BASE_S, _RESTART_MAX_S = 0.5, 30.0
 _STRANGE_S = 10.0  # a wrong answer for so long is not a server that is about to notice that its port is taken
 _MESSAGE_LINES = 15
 
@@ -119,7 +119,7 @@ class OwnedServer(InferenceServer):
             if failures > allowed:
                 raise error
             wait_s = min(_RESTART_MAX_S, _RESTART_BASE_S * 2.0 ** (failures - 1))
-            _log.warning("%s\nIt is started again in %.0f s (%d of %d).", error, wait_s, failures, allowed)
+            _log.warning("%s\nIt is started again in %.1f s (%d of %d).", error, wait_s, failures, allowed)
             await asyncio.sleep(wait_s)
 
     async def _live(self) -> ServerError:

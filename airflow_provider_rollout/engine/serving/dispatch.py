@@ -9,6 +9,7 @@ logged; all of them end the job.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -139,13 +140,23 @@ class Dispatcher:
             lane.is_reserved = True
             self.lane_changed()
             try:
-                while lane.in_flight or not lane.is_open:
-                    self._raise_if_hopeless()
-                    await self._changed.wait()
+                while not await self._is_at_rest(lane):
+                    if lane.failure is not None:
+                        raise EndpointUnavailableError(f"{lane.name} is beyond repair", attempts=0)
                 return await self._send(lane, request, trial)
             finally:
                 lane.is_reserved = False
                 self.lane_changed()
+
+    async def _is_at_rest(self, lane: Lane) -> bool:
+        """Whether nothing else can be to blame if the server dies now; waits for a change if not."""
+        doubtful_s = lane.doubtful_until_s - time.monotonic()
+        if lane.is_open and not lane.in_flight and doubtful_s <= 0:
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(doubtful_s if doubtful_s > 0 else None):
+                await self._changed.wait()
+        return False
 
     async def _free_lane(self) -> Lane:
         while not self._free:
@@ -210,6 +221,8 @@ class Dispatcher:
             InferenceError: it may not.
         """
         trial.failed(error, time.monotonic())
+        if trial.may_be_death(error) and trial.lane is not None and trial.lane.life is trial.life:
+            trial.lane.doubtful_until_s = time.monotonic() + _DEATH_NOTICE_S
         if error.status in {429, 503} or isinstance(error, RequestTimeoutError):
             self._window.overloaded(trial.window_index)
         if isinstance(error, TruncatedError):

@@ -59,6 +59,7 @@ class Lane:
         life: the run of the server that is open, or was last.
         failure: why it will never open again.
         has_answered: whether any request has succeeded there.
+        doubtful_until_s: on the monotonic clock; until then the server may be about to die of a request that it has failed.
     """
 
     def __init__(self, name: str, *, is_owned: bool, on_change: Callable[[], None]) -> None:
@@ -70,6 +71,7 @@ class Lane:
         self.life = Life()
         self.failure: ServerError | None = None
         self.has_answered = False
+        self.doubtful_until_s = 0.0
         self._on_change = on_change
         self._closed = asyncio.Event()
         self._closed.set()
@@ -83,6 +85,7 @@ class Lane:
         """The replica answers."""
         self.client = client
         self.life = Life()
+        self.doubtful_until_s = 0.0
         self._closed.clear()
         self._on_change()
 

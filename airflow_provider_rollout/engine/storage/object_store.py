@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import io
 import os
 import uuid
@@ -216,16 +217,11 @@ class ObjectStore:
 
     async def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; absent ones are fine."""
-        paths = [self._path(key) for key in keys]
-        if self._folder is None:
-            if paths:
-                await self._call("delete", "", lambda: obstore.delete_async(self._client, paths))
-            return
-        for path in paths:
-            try:
-                await self._call("delete", path, lambda path=path: obstore.delete_async(self._client, path))  # type: ignore[misc]
-            except ObjectNotFoundError:
-                continue
+        if self._folder is not None:
+            files = [self._folder / key for key in keys]
+            await self._call("delete", "", lambda: asyncio.to_thread(_delete_files, files))
+        elif paths := [self._path(key) for key in keys]:
+            await self._call("delete", "", lambda: obstore.delete_async(self._client, paths))
 
     def open_reader(self, key: str, info: ObjectInfo | None = None) -> BinaryIO:
         """A seekable file over an object, for use in a thread: it blocks. A change of the object while it is read is an error.
@@ -350,6 +346,12 @@ def _write_file(path: Path, data: bytes, *, new: bool) -> str:
     finally:
         temporary.unlink(missing_ok=True)
     return f'"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}"'
+
+
+def _delete_files(files: Iterable[Path]) -> None:
+    for file in files:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            file.unlink()
 
 
 class _RangeReader(io.RawIOBase):
