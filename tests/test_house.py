@@ -68,13 +68,20 @@ def test_no_file_is_longer_than_a_room_may_be():
     assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
 
 
+def code_lines(function):
+    """Lines of a function without its docstring, which may explain many parameters."""
+    docstring = function.body[0] if ast.get_docstring(function) else None
+    explained = docstring.end_lineno - docstring.lineno + 1 if docstring else 0
+    return (function.end_lineno or function.lineno) - function.lineno + 1 - explained
+
+
 def test_no_function_is_longer_than_a_page():
-    """A function of more than 45 lines does more than one thing."""
+    """A function of more than 45 lines of code does more than one thing."""
     long = [
         named(path, node.lineno, node.name)
         for path in python_files()
         for node in functions(tree(path))
-        if (node.end_lineno or node.lineno) - node.lineno + 1 > MAX_FUNCTION_LINES
+        if code_lines(node) > MAX_FUNCTION_LINES
     ]
     assert long == []
 

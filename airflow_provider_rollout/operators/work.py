@@ -57,7 +57,7 @@ class Work:
     environment: Mapping[str, str] = field(repr=False)
     hook: VllmHook
     aws_conn_id: str | None
-    context: Context
+    context: Context = field(repr=False)
     durable: bool
     force_rerun: bool
 

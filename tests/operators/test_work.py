@@ -1,181 +1,206 @@
-"""Finding the job of an earlier try, or starting one: with real jobs on a dummy server."""
+"""Finding the job of an earlier try, or starting one."""
 
 import asyncio
+import dataclasses
 import json
+import subprocess
 import time
 from pathlib import Path
 
-import msgspec
+import psutil
 import pytest
-from airflow_task import DUMMY, make_context, write_documents, write_record
+from airflow_task import DUMMY, make_context, make_handle, write_documents, write_record
 
 from airflow_provider_rollout.engine.config import JobSpec
 from airflow_provider_rollout.hooks.vllm import VllmHook
 from airflow_provider_rollout.launchers.process import ProcessLauncher
-from airflow_provider_rollout.operators.memory import MEMORY_KEY, recall, remember
+from airflow_provider_rollout.operators.memory import MEMORY_KEY, Memory, recall, remember
+from airflow_provider_rollout.operators.parameters import spec_digest
 from airflow_provider_rollout.operators.work import Work, new_job_id
 
 
-@pytest.fixture
-def make_work(tmp_path, monkeypatch):
-    """Makes tries of one task instance; ends the jobs that they leave."""
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(logs))
-    source = write_documents(tmp_path / "in")
-    context = make_context()
+class Task:
+    """One task instance, whose tries a test makes one after the other."""
 
-    def make(*, durable=True, force_rerun=False, **fields) -> Work:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "out" / "_rollout"
+        self.context = make_context()
+        self.source = write_documents(folder / "in")
+        self.handles = []
+
+    def work(self, *, durable=True, force_rerun=False, **fields) -> Work:
+        """A try with these parameters."""
         values = {"prompt_template": "{text}", "config": DUMMY, **fields}
-        spec = JobSpec(job_id="-", source=[source], output=str(tmp_path / "out"), **values)
+        spec = JobSpec(job_id="-", source=[self.source], output=str(self.folder / "out"), **values)
         return Work(
             spec=spec,
             environment={},
             hook=VllmHook(None),
             aws_conn_id=None,
-            context=context,
+            context=self.context,
             durable=durable,
             force_rerun=force_rerun,
         )
 
-    make.context = context
-    make.state = tmp_path / "out" / "_rollout"
-    yield make
-    for spec in (tmp_path / "out/_rollout/specs").glob("*.json"):
-        handle = (recall(context).handle if recall(context) else None) or {}
-        if handle.get("job_id") == spec.stem:
-            ProcessLauncher().cancel(handle, kill_after_s=0.0)
+    def find(self, work: Work):
+        """What the try does; whatever it started is ended with the test."""
+        job, event = work.find_or_submit()
+        if job.handle is not None:
+            self.handles.append(job.handle)
+        return job, event
+
+    def remember(self, work: Work, *, handle="gone", **fields) -> None:
+        """What an earlier try with the same parameters would have left."""
+        if handle == "gone":
+            handle = make_handle(self.folder)
+        values = {
+            "job_id": "job-1",
+            "rank": 0,
+            "checkpoints": str(self.state),
+            "spec_digest": spec_digest(work.spec),
+            "handle": handle,
+        }
+        remember(self.context, Memory(**{**values, **fields}))
+
+    def spec(self, job_id: str) -> dict:
+        """What a job was told."""
+        return json.loads((self.state / f"specs/{job_id}.json").read_text())
 
 
-def end_of(work: Work, job) -> dict:
-    """Watch a job to its end."""
-    watching = work.watcher(job).watch(poll_interval_s=0.1, deadline=time.time() + 60, say=lambda _: None)
-    return asyncio.run(watching)
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """A task instance; its jobs are ended with the test."""
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "logs"))
+    instance = Task(tmp_path)
+    yield instance
+    for handle in instance.handles:
+        ProcessLauncher().cancel(handle, kill_after_s=0.0)
 
 
-def stored_spec(state: Path, job_id: str) -> dict:
-    """What the job was told."""
-    return json.loads((state / f"specs/{job_id}.json").read_text())
+@pytest.fixture
+def running(tmp_path):
+    """The handle of a job that is at work."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        yield make_handle(tmp_path, pid=process.pid, create_time=psutil.Process(process.pid).create_time())
+        process.kill()
 
 
-def test_a_first_try_starts_a_job_that_does_the_work(make_work):
+def test_a_first_try_starts_a_job_that_does_the_work(task):
     """The memory holds its handle, the store its spec."""
-    work = make_work()
-    job, event = work.find_or_submit()
+    work = task.work()
+    job, event = task.find(work)
     assert (event, job.reattached) == (None, False)
-    assert recall(make_work.context).handle == job.handle
-    assert stored_spec(make_work.state, job.job_id)["prompt_template"] == "{text}"
-    assert end_of(work, job)["status"] == "succeeded"
+    assert recall(task.context).handle == job.handle
+    assert task.spec(job.job_id)["prompt_template"] == "{text}"
+    watching = work.watcher(job).watch(poll_interval_s=0.1, deadline=time.time() + 60, say=lambda _: None)
+    assert asyncio.run(watching)["status"] == "succeeded"
 
 
-def test_a_second_try_finds_the_job_of_the_first(make_work):
+def test_a_second_try_watches_the_job_of_the_first(task, running):
     """It does not start another one."""
-    work = make_work()
-    job, _ = work.find_or_submit()
-    again, event = make_work().find_or_submit()
-    assert (again.job_id, again.handle) == (job.job_id, job.handle)
-    assert event is not None or again.reattached
-    assert len(list((make_work.state / "specs").iterdir())) == 1
-    end_of(work, job)
+    work = task.work()
+    task.remember(work, handle=running)
+    write_record(task.state)
+    job, event = task.find(work)
+    assert (job.job_id, job.handle, job.reattached, event) == ("job-1", running, True, None)
+    assert not (task.state / "specs").exists()
 
 
-def test_a_success_that_never_reached_airflow_is_taken_without_a_new_job(make_work):
+def test_a_success_that_never_reached_airflow_is_taken_without_a_new_job(task):
     """The hand-back failed; every retry would fail in the same way otherwise."""
-    work = make_work()
-    job, _ = work.find_or_submit()
-    end_of(work, job)
-    again, event = make_work().find_or_submit()
-    assert (again.job_id, event["status"]) == (job.job_id, "succeeded")
+    work = task.work()
+    task.remember(work)
+    write_record(task.state, state="succeeded", documents_resumed=3)
+    job, event = task.find(work)
+    assert (job.job_id, event["status"], event["resumed"]) == ("job-1", "succeeded", 3)
+    assert not (task.state / "specs").exists()
 
 
-def test_a_task_that_is_cleared_after_its_success_asks_the_job_again(make_work):
+@pytest.mark.parametrize("more", [{"finished": True}, {"spec_digest": "other"}])
+def test_a_task_that_is_cleared_or_changed_after_its_success_asks_a_job_again(task, more):
     """The job knows within seconds whether the work is still the same."""
-    work = make_work()
-    job, _ = work.find_or_submit()
-    end_of(work, job)
-    remember(make_work.context, msgspec.structs.replace(recall(make_work.context), finished=True))
-    again, event = work.find_or_submit()
-    assert (again.job_id != job.job_id, event) == (True, None)
-    event = end_of(work, again)
-    assert (event["status"], event["resumed"]) == ("succeeded", 5)
+    work = task.work()
+    task.remember(work, **more)
+    write_record(task.state, state="succeeded")
+    job, event = task.find(work)
+    assert (job.job_id != "job-1", event) == (True, None)
 
 
-def test_a_lost_job_is_resumed_by_a_new_one(make_work):
-    """Its record says running, its process is gone."""
-    work = make_work()
-    job, _ = work.find_or_submit()
-    ProcessLauncher().cancel(job.handle, kill_after_s=0.0)
-    again, event = work.find_or_submit()
-    assert (again.job_id != job.job_id, event) == (True, None)
-    assert end_of(work, again)["status"] == "succeeded"
+@pytest.mark.parametrize("state", ["running", "failed", "interrupted", "cancelled"])
+def test_a_job_that_is_gone_or_failed_is_resumed_by_a_new_one(task, state):
+    """A record that says running does not help when its process has ended."""
+    work = task.work()
+    task.remember(work)
+    write_record(task.state, state=state)
+    job, event = task.find(work)
+    assert (job.job_id != "job-1", job.reattached, event) == (True, False, None)
 
 
-def test_a_launch_that_was_never_seen_is_done_again(make_work):
+def test_a_launch_that_was_never_seen_is_done_again(task):
     """The worker died between its note and the start of the job."""
-    work = make_work()
-    job, _ = work.find_or_submit()
-    ProcessLauncher().cancel(job.handle, kill_after_s=0.0)
-    remember(make_work.context, msgspec.structs.replace(recall(make_work.context), handle=None, job_id="never"))
-    again, event = work.find_or_submit()
-    assert (again.reattached, event) == (False, None)
-    assert end_of(work, again)["status"] == "succeeded"
+    work = task.work()
+    task.remember(work, handle=None)
+    job, event = task.find(work)
+    assert (job.job_id != "job-1", event) == (True, None)
 
 
-def test_a_job_that_runs_without_a_known_handle_is_watched_by_its_record(make_work):
+def test_a_job_that_runs_without_a_known_handle_is_watched_by_its_record(task):
     """The worker died between the start of the job and its second note."""
-    work = make_work()
-    job, _ = work.find_or_submit()
-    end_of(work, job)
-    remember(make_work.context, msgspec.structs.replace(recall(make_work.context), handle=None, job_id="seen"))
-    write_record(make_work.state, job_id="seen", epoch=9)
-    again, event = work.find_or_submit()
-    assert (again.job_id, again.handle, again.reattached, event) == ("seen", None, True, None)
+    work = task.work()
+    task.remember(work, handle=None)
+    write_record(task.state)
+    job, event = task.find(work)
+    assert (job.job_id, job.handle, job.reattached, event) == ("job-1", None, True, None)
 
 
-def test_other_parameters_stop_the_running_job_and_resume_its_work(make_work):
-    """Somebody changed the DAG meanwhile; what does not change the answers is taken over at once."""
-    slow = {**DUMMY, "max_concurrent_generations": 1, "model_kwargs": {"latency_ms": 300}}
-    work = make_work(config=slow)
-    job, _ = work.find_or_submit()
-    remember(make_work.context, msgspec.structs.replace(recall(make_work.context), spec_digest="other"))
-    again, _ = make_work(config={**slow, "max_concurrent_generations": 2}).find_or_submit()
-    assert again.job_id != job.job_id
-    assert ProcessLauncher().status(job.handle) == "gone"
-    assert end_of(work, again)["status"] == "succeeded"
+def test_other_parameters_stop_the_running_job(task, running):
+    """Somebody changed the DAG meanwhile; the work is taken over with the parameters of now."""
+    work = task.work()
+    task.remember(work, handle=running, spec_digest="other")
+    write_record(task.state)
+    job, _ = task.find(work)
+    assert job.job_id != "job-1"
+    assert ProcessLauncher().status(running) == "gone"
+    assert (task.state / "cancel/job-1").exists()
 
 
-def test_a_job_for_another_place_is_not_the_job_of_this_try(make_work, tmp_path):
-    """The output is a template, and rendered differently now."""
-    work = make_work()
-    job, _ = work.find_or_submit()
-    end_of(work, job)
-    elsewhere = make_work(checkpoints=str(tmp_path / "elsewhere"))
-    again, event = elsewhere.find_or_submit()
-    assert (again.job_id != job.job_id, event) == (True, None)
-    end_of(elsewhere, again)
+def test_a_job_for_another_place_is_not_the_job_of_this_try(task, running):
+    """The output is a template, and was rendered differently."""
+    work = task.work()
+    task.remember(work, handle=running, checkpoints="/elsewhere")
+    job, event = task.find(work)
+    assert (job.job_id != "job-1", event) == (True, None)
+    assert ProcessLauncher().status(running) == "running"
 
 
-def test_a_forced_rerun_keeps_its_token_until_it_is_done(make_work):
+def test_a_forced_rerun_keeps_its_token_until_it_is_done(task):
     """A retry would begin anew otherwise, and never end."""
-    work = make_work(force_rerun=True)
-    job, _ = work.find_or_submit()
-    first = recall(make_work.context).rerun_token
-    ProcessLauncher().cancel(job.handle, kill_after_s=0.0)
-    job, _ = work.find_or_submit()
-    assert recall(make_work.context).rerun_token == first == stored_spec(make_work.state, job.job_id)["rerun_token"]
-    assert end_of(work, job)["status"] == "succeeded"
-    remember(make_work.context, msgspec.structs.replace(recall(make_work.context), finished=True))
-    job, _ = work.find_or_submit()
-    assert recall(make_work.context).rerun_token not in {first, None}
-    assert end_of(work, job)["resumed"] == 0
+    work = task.work(force_rerun=True)
+    task.remember(work, rerun_token="token")
+    write_record(task.state, state="failed")
+    job, _ = task.find(work)
+    assert recall(task.context).rerun_token == task.spec(job.job_id)["rerun_token"] == "token"
+    task.remember(work, rerun_token="token", finished=True)
+    write_record(task.state, state="succeeded")
+    job, _ = task.find(work)
+    assert task.spec(job.job_id)["rerun_token"] not in {"token", None}
 
 
-def test_a_task_that_is_not_durable_leaves_no_memory(make_work):
-    """``durable=False``: the state's own store still keeps two jobs apart."""
-    work = make_work(durable=False)
-    job, _ = work.find_or_submit()
-    assert make_work.context["task_state_store"].get(MEMORY_KEY) is None
-    assert end_of(work, job)["status"] == "succeeded"
+def test_without_a_forced_rerun_there_is_no_token(task):
+    """A finished rank stays finished."""
+    job, _ = task.find(task.work())
+    assert task.spec(job.job_id)["rerun_token"] is None
+
+
+def test_a_task_that_is_not_durable_leaves_no_memory(task, running):
+    """``durable=False``: the claim on the rank still keeps two jobs apart."""
+    work = task.work(durable=False)
+    task.remember(work, handle=running)
+    job, event = task.find(work)
+    assert (job.job_id != "job-1", event) == (True, None)
+    assert task.context["task_state_store"].get(MEMORY_KEY)["job_id"] == "job-1"
 
 
 def test_the_name_of_a_job_fits_into_a_key_and_a_file_name():
@@ -184,3 +209,10 @@ def test_the_name_of_a_job_fits_into_a_key_and_a_file_name():
     assert name.startswith("dag-with-spaces.group.task")
     assert len(name) < 110
     assert "-00007-" in name
+
+
+def test_a_try_does_not_show_its_secrets(task):
+    """Its environment holds keys, and the context too."""
+    task.context["secret"] = "sk-context"
+    text = repr(dataclasses.replace(task.work(), environment={"ROLLOUT_API_KEY": "sk-environment"}))
+    assert "sk-" not in text

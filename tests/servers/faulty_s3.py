@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code} by test</Message></Error>'
 _CREDENTIALS = """<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult><Credentials>
@@ -71,47 +71,10 @@ class FaultyS3:
 @contextmanager
 def run_faulty_s3(upstream_url: str) -> Iterator[FaultyS3]:
     """Put the proxy in front of a server."""
-    upstream = urlsplit(upstream_url)
+    script = FaultyS3("")
     stopping = threading.Event()
-
-    class Handler(_Quiet):
-        def answer(self, body: bytes) -> None:
-            request = f"{self.command} {self.path}"
-            script.seen.append(request)
-            script.tokens.append(self.headers.get("x-amz-security-token", ""))
-            fault = script.next_fault(request)
-            match fault.kind if fault else None:
-                case "drop":
-                    self.close_connection = True
-                case "hang":
-                    stopping.wait(30)
-                    self.close_connection = True
-                case "status" | "error in 200" if fault:
-                    text = _ERROR.format(code=fault.code).encode()
-                    self.reply(200 if fault.kind == "error in 200" else fault.status, {}, text)
-                case kind:
-                    status, headers, data = self.forward(body)
-                    if kind == "lost answer":
-                        self.close_connection = True
-                    else:
-                        self.reply(status, headers, data)
-
-        def forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-            connection = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=30)
-            try:
-                connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-                for name, value in self.headers.items():
-                    if name.lower() not in {"connection", "x-amz-security-token"}:
-                        connection.putheader(name, value)
-                connection.endheaders(body)
-                answer = connection.getresponse()
-                data = answer.read()
-                return answer.status, dict(answer.getheaders()), data
-            finally:
-                connection.close()
-
-    with _serving(Handler) as url:
-        script = FaultyS3(url)
+    settings = {"script": script, "upstream": urlsplit(upstream_url), "stopping": stopping}
+    with _serving(type("Handler", (_FaultyHandler,), settings)) as script.endpoint_url:
         try:
             yield script
         finally:
@@ -119,7 +82,9 @@ def run_faulty_s3(upstream_url: str) -> Iterator[FaultyS3]:
 
 
 @contextmanager
-def run_token_service(access_key_id: str, secret_access_key: str, *, life_s: float) -> Iterator[tuple[str, list[dict[str, str]]]]:
+def run_token_service(
+    access_key_id: str, secret_access_key: str, *, life_s: float
+) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """A token service that gives the same keys to every role; yields its address and the requests it gets."""
     seen: list[dict[str, str]] = []
 
@@ -158,6 +123,47 @@ class _Quiet(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+
+class _FaultyHandler(_Quiet):
+    script: FaultyS3
+    upstream: SplitResult
+    stopping: threading.Event
+
+    def answer(self, body: bytes) -> None:
+        request = f"{self.command} {self.path}"
+        self.script.seen.append(request)
+        self.script.tokens.append(self.headers.get("x-amz-security-token", ""))
+        fault = self.script.next_fault(request)
+        match fault.kind if fault else None:
+            case "drop":
+                self.close_connection = True
+            case "hang":
+                self.stopping.wait(30)
+                self.close_connection = True
+            case "status" | "error in 200" if fault:
+                text = _ERROR.format(code=fault.code).encode()
+                self.reply(200 if fault.kind == "error in 200" else fault.status, {}, text)
+            case kind:
+                status, headers, data = self.forward(body)
+                if kind == "lost answer":
+                    self.close_connection = True
+                else:
+                    self.reply(status, headers, data)
+
+    def forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self.upstream.hostname or "", self.upstream.port, timeout=30)
+        try:
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in {"connection", "x-amz-security-token"}:
+                    connection.putheader(name, value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            data = answer.read()
+            return answer.status, dict(answer.getheaders()), data
+        finally:
+            connection.close()
 
 
 @contextmanager

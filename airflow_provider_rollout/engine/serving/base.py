@@ -40,6 +40,7 @@ _HOPELESS_EXITS = frozenset({EXIT_USAGE, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND})
 _RESTART_BASE_S, _RESTART_MAX_S = 0.5, 30.0
 _STRANGE_S = 10.0  # a wrong answer for so long is not a server that is about to notice that its port is taken
 _MESSAGE_LINES = 15
+_REFUSED_TICKS = 3  # vLLM without its engine may close its port and then wait for its clients without end
 
 
 class InferenceServer(ABC):
@@ -110,9 +111,11 @@ class OwnedServer(InferenceServer):
             ServerExitedError: it died that often without completing a request in between, or cannot be killed.
         """
         failures, allowed = 0, self.config.server_start_max_retries
-        while self.lane.failure is None:
+        while True:
             life = self.lane.life
             error = await self._live()
+            if self.lane.failure is not None:
+                return
             if self.lane.life is not life and self.lane.life.completed:
                 failures = 0
             failures += 1
@@ -141,7 +144,7 @@ class OwnedServer(InferenceServer):
                 return error
             self.lane.open(client)
             try:
-                return await self._until_dead(process, client)
+                return await self._until_dead(process, client, port)
             finally:
                 self.lane.close()
                 self.lane.life.end()
@@ -188,8 +191,9 @@ class OwnedServer(InferenceServer):
             return "silent", str(error)
         return "ready", ""
 
-    async def _until_dead(self, process: ServerProcess, client: EndpointClient) -> ServerExitedError:
+    async def _until_dead(self, process: ServerProcess, client: EndpointClient, port: int) -> ServerExitedError:
         watchdog = Watchdog(self.lane, client, self.config)
+        refused = 0
         while True:
             code = await process.wait(watchdog.tick_s)
             if code is not None:
@@ -198,6 +202,9 @@ class OwnedServer(InferenceServer):
                 )
             if self.lane.failure is not None:
                 return ServerExitedError(str(self.lane.failure))
+            refused = refused + 1 if await _refuses(port) else 0
+            if refused == _REFUSED_TICKS:
+                return ServerExitedError(f"{self.lane.name} runs but has closed its port.{self._tail(process)}")
             if await watchdog.has_stalled():
                 return ServerExitedError(
                     f"{self.lane.name} hangs: {self.lane.in_flight} requests in flight, and nothing has moved for "
@@ -226,6 +233,16 @@ class OwnedServer(InferenceServer):
 
     def _without_key(self, text: str) -> str:
         return text.replace(self.api_key, "[key]")
+
+
+async def _refuses(port: int) -> bool:
+    """Whether nobody listens; a connection that only takes long is no refusal."""
+    try:
+        _, writer = await asyncio.open_connection(HOST, port)
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    writer.close()
+    return False
 
 
 def free_port() -> int:

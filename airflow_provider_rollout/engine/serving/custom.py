@@ -20,11 +20,9 @@ class CustomServer(OwnedServer):
     def command(self, port: int) -> list[str]:
         """The command with its placeholders filled, then ``model_kwargs``."""
         values = {"{port}": str(port), "{host}": HOST, "{model}": self.config.model_name_or_path}
-        words = []
-        for word in self.config.server_command or []:
-            for placeholder, value in values.items():
-                word = word.replace(placeholder, value)
-            words.append(word)
+        words = list(self.config.server_command or [])
+        for placeholder, value in values.items():
+            words = [word.replace(placeholder, value) for word in words]
         return words + to_flags(merge_flags({}, self.config.model_kwargs, reserved=frozenset()), has_negatives=False)
 
     def environment(self) -> dict[str, str]:

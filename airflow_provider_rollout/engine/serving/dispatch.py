@@ -31,7 +31,7 @@ from airflow_provider_rollout.engine.metrics import MetricsKeeper
 from airflow_provider_rollout.engine.result import InferenceResult
 from airflow_provider_rollout.engine.serving.base import InferenceServer
 from airflow_provider_rollout.engine.serving.fleet import make_servers
-from airflow_provider_rollout.engine.serving.lane import Lane
+from airflow_provider_rollout.engine.serving.lane import Lane, Life
 from airflow_provider_rollout.engine.serving.retry import RetryPolicy, wait_before_retry_s
 from airflow_provider_rollout.engine.serving.trial import ALONE_AT_DEATHS, DEATHS_OF_ONE, Trial
 from airflow_provider_rollout.engine.serving.window import SlotWindow
@@ -165,11 +165,9 @@ class Dispatcher:
         return min(self._free, key=_requests_in_flight) if len(self._free) > 1 else self._free[0]
 
     def _raise_if_hopeless(self) -> None:
-        failures = [server.lane.failure for server in self._servers]
-        if failures and all(failures):
-            first = failures[0]
-            assert first is not None
-            raise type(first)(*first.args) from first
+        failures = [server.lane.failure for server in self._servers if server.lane.failure is not None]
+        if failures and len(failures) == len(self._servers):
+            raise type(failures[0])(*failures[0].args) from failures[0]
 
     async def _send(self, lane: Lane, request: WireRequest, trial: Trial) -> InferenceResult:
         client, life = lane.client, lane.life
@@ -194,9 +192,9 @@ class Dispatcher:
                 self.lane_changed()
         life.completed += 1
         lane.has_answered = True
-        return self._accepted(result, trial)
+        return self._accepted(result)
 
-    def _accepted(self, result: InferenceResult, trial: Trial) -> InferenceResult:
+    def _accepted(self, result: InferenceResult) -> InferenceResult:
         """Count an answer, and judge whether a truncated one is a result."""
         count = self._metrics.count
         self._window.succeeded()
@@ -221,8 +219,6 @@ class Dispatcher:
             InferenceError: it may not.
         """
         trial.failed(error, time.monotonic())
-        if trial.may_be_death(error) and trial.lane is not None and trial.lane.life is trial.life:
-            trial.lane.doubtful_until_s = time.monotonic() + _DEATH_NOTICE_S
         if error.status in {429, 503} or isinstance(error, RequestTimeoutError):
             self._window.overloaded(trial.window_index)
         if isinstance(error, TruncatedError):
@@ -230,19 +226,13 @@ class Dispatcher:
                 raise error
             return
         wait_s = self._wait_s(error, request, trial)
-        if trial.may_be_death(error) and trial.life is not None:
-            is_broken = isinstance(error, EndpointUnavailableError)
-            patience_s = _DEATH_NOTICE_S if is_broken or wait_s is None else wait_s
-            has_ended = await trial.life.ends_within(patience_s)
-            if trial.settle():
-                return self._count_death(trial)
-            if has_ended and error.attempts == 0:
-                return None
-            wait_s = None if wait_s is None else max(0.0, wait_s - patience_s)
+        if trial.may_be_death(error) and trial.life is not None and trial.lane is not None:
+            if await self._was_death(error, trial, trial.lane, trial.life, wait_s):
+                return
+            wait_s = None if wait_s is None else 0.0
         if wait_s is None:
             raise error
         await asyncio.sleep(wait_s)
-        return None
 
     def _wait_s(self, error: InferenceError, request: WireRequest, trial: Trial) -> float | None:
         if error.status in {401, 403, 404} and self._blames_endpoint(error, request, trial):
@@ -275,11 +265,28 @@ class Dispatcher:
             _log.error("%s", lane.failure)
         return True
 
-    def _count_death(self, trial: Trial) -> None:
+    async def _was_death(
+        self, error: InferenceError, trial: Trial, lane: Lane, life: Life, wait_s: float | None
+    ) -> bool:
+        """Give the server the time to die, at least ``wait_s``; whether it did, so that the request is sent again for nothing.
+
+        Raises:
+            QuarantinedError: it was the death too many.
+        """
+        if lane.life is life:
+            lane.doubtful_until_s = time.monotonic() + _DEATH_NOTICE_S
+        is_broken = isinstance(error, EndpointUnavailableError)
+        has_ended = await life.ends_within(
+            max(_DEATH_NOTICE_S, wait_s or 0.0) if is_broken or wait_s is None else wait_s
+        )
+        if not trial.settle():
+            return has_ended and error.attempts == 0
         if trial.deaths >= DEATHS_OF_ONE:
             raise QuarantinedError(
-                f"in flight at {trial.deaths} server deaths, at the last one alone; it is not sent again. The server's log tells what it did"
+                f"in flight at {trial.deaths} server deaths, at the last one alone; it is not sent again. "
+                "The server's log tells what it did"
             )
+        return True
 
 
 def _requests_in_flight(lane: Lane) -> int:
@@ -305,7 +312,7 @@ async def open_dispatcher(
         keepers = [group.create_task(_keep(server)) for server in servers]
         try:
             yield dispatcher
-        except Exception as error:  # kept out of the group, which would wrap it
+        except Exception as error:  # noqa: BLE001 - kept out of the group, which would wrap it
             failure = error
         finally:
             for keeper in keepers:

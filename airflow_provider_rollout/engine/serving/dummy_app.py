@@ -29,11 +29,12 @@ from airflow_provider_rollout.engine.serving.faults import SHAPES, FaultRule, Fa
 
 __all__ = ["DummyServer", "answer_words", "listening", "main", "make_dummy"]
 
-_WORDS = (
+_TEXT = (
     "and are can day each find from have into just know like long made make many more most much near only other over part "
     "place right same should since small some still such take than that their them then there these they thing think this "
     "time under very water well were what when where which while with word work world would write year"
-).split()
+)
+_WORDS = _TEXT.split()
 _SHORTEST, _LONGEST = 8, 40  # words of an answer that no limit cuts
 _SLICE_S = 0.25  # tokens are counted as they are made, at this grain
 _BACKLOG = 4096
@@ -109,12 +110,13 @@ class DummyServer:
         status = 0
         try:
             response = await self._answer(request, body)
-            status = response.status
-            counts[f"status_{status}"] += 1
-            return response
         except asyncio.CancelledError:
             counts["aborted"] += 1
             raise
+        else:
+            status = response.status
+            counts[f"status_{status}"] += 1
+            return response
         finally:
             counts["running"] -= 1
             if self._log is not None:
@@ -240,8 +242,8 @@ async def listening(options: argparse.Namespace, server: DummyServer) -> AsyncIt
     """Serve in this process for as long as the block runs; the base URL."""
     loop = asyncio.get_running_loop()
 
-    def unbounded(*parts: Any) -> web.BaseRequest:
-        return web.BaseRequest(*parts, loop, client_max_size=0)
+    def unbounded(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=0)
 
     low = web.Server(server.handle, request_factory=unbounded, access_log=None, handler_cancellation=True)
     runner = web.ServerRunner(low, shutdown_timeout=0.1)

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["FaultRule", "FaultScript", "SHAPES", "load_script"]
+__all__ = ["SHAPES", "FaultRule", "FaultScript", "load_script"]
 
 _CHAT = b'{"id":"x","object":"chat.completion","choices":[%b],"usage":{"prompt_tokens":1,"completion_tokens":1}}'
 _MESSAGE = b'{"index":0,"message":{"role":"assistant",%b},"finish_reason":%b}'

@@ -22,6 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 __all__ = ["EXIT_UNKILLABLE", "main"]
 
@@ -84,7 +85,7 @@ def _start(command: list[str]) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == guard:
-            os.execvp(command[0], command)
+            os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
     except FileNotFoundError:
         _say(f"{command[0]}: no such program")
         os._exit(EXIT_NOT_FOUND)
@@ -164,14 +165,12 @@ def _kill_group(leader: int) -> None:
 def _descendants() -> list[int]:
     """All processes below this one, zombies of others included, for their parents have yet to be killed."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            children.setdefault(int(fields[1]), []).append(int(name))
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_bytes().rpartition(b")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     found: list[int] = []
     pending = [os.getpid()]
     while pending:

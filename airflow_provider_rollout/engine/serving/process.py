@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from airflow_provider_rollout.engine.exceptions import ServerExitedError
+from airflow_provider_rollout.engine.exceptions import ServerExitedError, ServerStartError
 from airflow_provider_rollout.engine.serving import guard
 
 __all__ = ["ServerProcess", "read_tail"]
@@ -37,6 +37,13 @@ class ServerProcess:
         self._guard: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except OSError as error:
+            raise ServerStartError(f"no process can be started with the log {self._log_path}: {error}") from None
+        return self
+
+    async def _start(self) -> None:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-I", "-S", guard.__file__]
         command += ["--parent", str(os.getpid()), "--grace", str(GRACE_S), "--", *self._command]
@@ -50,7 +57,6 @@ class ServerProcess:
                 env=self._environment,
                 start_new_session=True,
             )
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -64,12 +70,16 @@ class ServerProcess:
 
     async def wait(self, seconds: float | None = None) -> int | None:
         """Wait for its end, that long at most; the exit code, or None when it still runs."""
-        assert self._guard is not None
         try:
             async with asyncio.timeout(seconds):
-                return await self._guard.wait()
+                return await self._running().wait()
         except TimeoutError:
             return None
+
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._guard is None:
+            raise ServerExitedError("the server has not been started")
+        return self._guard
 
     async def stop(self) -> None:
         """End the server and all that it started.
@@ -77,14 +87,14 @@ class ServerProcess:
         Raises:
             ServerExitedError: one of its processes does not die.
         """
-        assert self._guard is not None
+        running = self._running()
         try:
-            if self._guard.returncode is None:
-                self._guard.terminate()
+            if running.returncode is None:
+                running.terminate()
             code = await self.wait(GRACE_S + _GUARD_S)
         finally:
-            if self._guard.returncode is None:
-                self._guard.kill()  # the inner guard sees it and kills all the same
+            if running.returncode is None:
+                running.kill()  # the inner guard sees it and kills all the same
         if code is None or code == guard.EXIT_UNKILLABLE:
             raise ServerExitedError(
                 f"a process of the server does not die, and holds what it holds; see {self._log_path}, and restart the machine"

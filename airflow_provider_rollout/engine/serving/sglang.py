@@ -8,7 +8,6 @@ Source: SGLang documentation, server arguments, ``--config`` (read 2026-11-29). 
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -31,9 +30,8 @@ class SglangServer(OwnedServer):
         """``python -m sglang.launch_server --model-path MODEL …``, the parallelism, then ``model_kwargs``."""
         config = self.config
         flags: dict[str, Any] = {"context-length": config.model_max_context}
-        for name, count in (("tp-size", config.tp), ("pp-size", config.pp), ("dp-size", config.dp)):
-            if count > 1:
-                flags[name] = count
+        sizes = {"tp-size": config.tp, "pp-size": config.pp, "dp-size": config.dp}
+        flags.update({name: count for name, count in sizes.items() if count > 1})
         if config.tp * config.pp > 1:
             flags["dist-init-addr"] = f"{HOST}:{config.master_port + self.replica_index}"
         if config.trust_remote_code:
@@ -51,6 +49,6 @@ class SglangServer(OwnedServer):
         if self._key_folder is None:
             self._key_folder = tempfile.TemporaryDirectory(prefix="rollout-", ignore_cleanup_errors=True)
         path = Path(self._key_folder.name) / "sglang.yaml"
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(f'api-key: "{self.api_key}"\n')
+        path.touch(mode=0o600)
+        path.write_text(f'api-key: "{self.api_key}"\n')
         return path

@@ -184,7 +184,7 @@ class Checkpoint:
             retryable_numbers=chunk.retryable_numbers,
         )
         await attempt.create(self._store, layout.chunk(self._rank, chunk.chunk_index), msgspec.json.encode(record))
-        self.done[chunk.chunk_index] = record
+        self.done[chunk.chunk_index] = self._by_first_number[record.first_number] = record
         return record
 
     def reopen(self, chunk_index: int) -> None:

@@ -1,10 +1,10 @@
 """One folder or bucket prefix as a set of objects with atomic, conditional writes.
 
 Receives: a URI (folder, ``s3://``, ``gs://``, ``az://``), keys and bytes.        Hands on: bytes, ObjectInfo, StoreErrors.
-Invariants: an object is seen whole or not at all, never torn. ``create`` has one winner. Absent is not unreadable: a missing bucket or
-a refused access never looks like a missing key. No call blocks the event loop; ``open`` sends nothing.
-A folder's objects are written under a hidden name beside their place and renamed (or linked, for ``create``). They are not fsynced: a killed process loses
-nothing that was acknowledged, a power failure may.
+Invariants: an object is seen whole or not at all, never torn. ``create`` has one winner. Absent is not unreadable: a
+missing bucket or a refused access never looks like a missing key. No call blocks the event loop; ``open`` sends nothing.
+A folder's objects are written under a hidden name beside their place and renamed, or linked for ``create``. They are
+not fsynced: a killed process loses nothing that was acknowledged, a power failure may.
 Source: Amazon S3 User Guide, "Conditional writes"; obstore 0.12; SeaweedFS answers 412 where AWS answers 404 (measured).
 """
 

@@ -8,7 +8,6 @@ the one in the plan is refused. A shard of zero bytes is an empty shard, and cou
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -146,7 +145,7 @@ def _rows(
                 stats.empty_shards.append(shard.uri)
                 return
             yield from raw_rows(file, shape, part, offset, reader.text_field)
-            _check_unchanged(shard, file)
+            _check_unchanged(shard)
     except ShardError as error:
         raise ShardError(f"{shard.uri}: {error}") from None
     except ObjectChangedError:
@@ -163,19 +162,14 @@ def _open(shard: Shard, options: StoreOptions | None) -> BinaryIO:
     if "://" in shard.uri:
         store, key = open_shard_store(shard.uri, options)
         return store.open_reader(key, ObjectInfo(key, shard.size_bytes, shard.version))
-    file = Path(shard.uri).open("rb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - the caller closes it
-    try:
-        _check_unchanged(shard, file)
-    except ShardError:
-        file.close()
-        raise
-    return file
+    _check_unchanged(shard)
+    return Path(shard.uri).open("rb", buffering=_BUFFER_BYTES)
 
 
-def _check_unchanged(shard: Shard, file: BinaryIO) -> None:
+def _check_unchanged(shard: Shard) -> None:
     """A remote store checks the version with every read; a local file is looked at before and after."""
     if "://" in shard.uri:
         return
-    status = os.fstat(file.fileno())
+    status = Path(shard.uri).stat()
     if (status.st_size, str(status.st_mtime_ns)) != (shard.size_bytes, shard.version):
         raise ShardError(_CHANGED)

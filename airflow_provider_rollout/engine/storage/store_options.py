@@ -237,7 +237,9 @@ def _sts_client(session: boto3.Session, options: StoreOptions) -> Any:
     region = options.region or session.region_name or "us-east-1"
     # The store does not retry a refusal of credentials, so botocore does.
     config = Config(retries={"mode": "standard", "total_max_attempts": options.max_attempts})
-    return session.client("sts", region_name=region, endpoint_url=options.sts_endpoint_url, verify=verify, config=config)
+    return session.client(
+        "sts", region_name=region, endpoint_url=options.sts_endpoint_url, verify=verify, config=config
+    )
 
 
 def _assume_role_arguments(options: StoreOptions) -> dict[str, Any]:

@@ -30,7 +30,9 @@ DUMMY = "airflow_provider_rollout.engine.serving.dummy"
 def server_processes() -> list[psutil.Process]:
     """The dummy servers below this process."""
     below = psutil.Process().children(recursive=True)
-    return [process for process in below if DUMMY in process.cmdline() and "guard.py" not in " ".join(process.cmdline())]
+    return [
+        process for process in below if DUMMY in process.cmdline() and "guard.py" not in " ".join(process.cmdline())
+    ]
 
 
 def logged(path: Path) -> list[dict]:
@@ -184,7 +186,15 @@ async def test_stopping_is_bounded_whatever_the_server_does(opened):
 
 async def test_a_foreign_server_is_not_taken_for_ours(opened):
     """It serves the right model, but to everybody; as would one that took our port first."""
-    values = {"server_type": "vllm", "server_command": ["sh", "-c", f"unset VLLM_API_KEY; exec {sys.executable} -m {DUMMY} --model m --port $5", "sh"]}
+    values = {
+        "server_type": "vllm",
+        "server_command": [
+            "sh",
+            "-c",
+            f"unset VLLM_API_KEY; exec {sys.executable} -m {DUMMY} --model m --port $5",
+            "sh",
+        ],
+    }
     async with opened(is_ready=False, server_start_timeout_sec=1.5, server_start_max_retries=0, **values) as it:
         with pytest.raises(ServerStartError, match="lets everybody in"):
             await it.dispatcher.wait_ready()

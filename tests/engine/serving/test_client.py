@@ -85,7 +85,7 @@ async def test_the_key_is_sent_and_is_in_no_message(monkeypatch):
     [
         (b"", EndpointUnavailableError),
         (HEAD + b"Content-Length: 1000\r\n\r\n" + ANSWER, EndpointUnavailableError),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{\"cho\r\n", EndpointUnavailableError),
+        (HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"cho\r\n', EndpointUnavailableError),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", InferenceError),
         (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd", InferenceError),
         (b"SSH-2.0-OpenSSH_9.6\r\n", MalformedResponseError),
@@ -147,16 +147,18 @@ async def test_retry_after_is_handed_on():
 
 async def test_a_cancelled_request_closes_its_connection():
     """So that the server stops generating."""
-    async with run_dummy({"action": "hang"}) as dummy:
-        async with EndpointClient(dummy.url, api_key=None, timeout_s=None) as client:
-            request = encode_request(chat("x"), use_chat=True)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await client.complete(request)
-            left_at_s = time.monotonic()
-            while not dummy.counts["aborted"]:
-                assert time.monotonic() - left_at_s < 1
-                await asyncio.sleep(0.01)
+    async with (
+        run_dummy({"action": "hang"}) as dummy,
+        EndpointClient(dummy.url, api_key=None, timeout_s=None) as client,
+    ):
+        request = encode_request(chat("x"), use_chat=True)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.complete(request)
+        left_at_s = time.monotonic()
+        while not dummy.counts["aborted"]:
+            assert time.monotonic() - left_at_s < 1
+            await asyncio.sleep(0.01)
 
 
 async def test_connections_are_used_again():
@@ -186,15 +188,15 @@ async def test_connections_are_used_again():
 
 async def test_abort_breaks_what_is_in_flight_and_lets_later_requests_through():
     """How a replica that hangs is left."""
-    async with run_dummy({"match": "stuck", "action": "hang"}) as dummy:
-        async with EndpointClient(dummy.url, api_key=None, timeout_s=None) as client:
-            stuck = asyncio.create_task(client.complete(encode_request(chat("stuck"), use_chat=True)))
-            while not dummy.counts["running"]:
-                await asyncio.sleep(0.01)
-            await client.abort()
-            with pytest.raises(EndpointUnavailableError):
-                await stuck
-            assert (await client.complete(encode_request(chat("fine"), use_chat=True))).text
+    fault = {"match": "stuck", "action": "hang"}
+    async with run_dummy(fault) as dummy, EndpointClient(dummy.url, api_key=None, timeout_s=None) as client:
+        stuck = asyncio.create_task(client.complete(encode_request(chat("stuck"), use_chat=True)))
+        while not dummy.counts["running"]:
+            await asyncio.sleep(0.01)
+        await client.abort()
+        with pytest.raises(EndpointUnavailableError):
+            await stuck
+        assert (await client.complete(encode_request(chat("fine"), use_chat=True))).text
 
 
 async def test_the_token_counters_are_read():
@@ -203,6 +205,6 @@ async def test_the_token_counters_are_read():
         assert await client.tokens_total() == 0
         await client.complete(encode_request(chat("one two", max_tokens=5), use_chat=True))
         assert await client.tokens_total() == 7
-    async with raw_server(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n") as url:
-        async with EndpointClient(url, api_key=None, timeout_s=None) as client:
-            assert await client.tokens_total() is None
+    none = raw_server(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
+    async with none as url, EndpointClient(url, api_key=None, timeout_s=None) as client:
+        assert await client.tokens_total() is None

@@ -59,11 +59,11 @@ class Tree:
 
     def alive(self) -> list[str]:
         """Whatever bears the mark and is no zombie."""
-        found = []
-        for process in psutil.process_iter(["pid", "cmdline", "status"]):
-            if self.mark in (process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(f"{process.pid} {process.info['cmdline'][:3]}")
-        return found
+        return [
+            f"{process.pid} {process.info['cmdline'][:3]}"
+            for process in psutil.process_iter(["pid", "cmdline", "status"])
+            if self.mark in (process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE
+        ]
 
     def gone_within(self, seconds: float) -> bool:
         """Wait for the last of them."""

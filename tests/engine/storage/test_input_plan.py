@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -238,7 +239,7 @@ def test_parts_cover_every_shard_once(sizes: list[int], world_size: int) -> None
             assert mine == [Part(index)]
             continue
         assert (mine[0].start, mine[-1].end) == (0, size)
-        assert all(one.end == two.start for one, two in zip(mine, mine[1:], strict=False))
+        assert all(one.end == two.start for one, two in itertools.pairwise(mine))
         assert all(part.end is not None and part.end > part.start for part in mine)
     assert len(parts) <= max(world_size, len(sizes))
     assert [part.shard_index for part in parts] == sorted(part.shard_index for part in parts)

@@ -1,4 +1,4 @@
-"""The object store: atomic and conditional writes, odd keys, and what a store can do wrong."""
+"""The object store: atomic and conditional writes, odd keys, listings and readers, in a folder and on S3."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from servers.faulty_s3 import Fault, FaultyS3, run_token_service
-from servers.seaweedfs import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
+from servers.seaweedfs import S3Server
 
 from airflow_provider_rollout.engine.exceptions import (
     ConfigError,
@@ -26,7 +23,6 @@ from airflow_provider_rollout.engine.exceptions import (
     StoreError,
 )
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore, StoreOptions
-from airflow_provider_rollout.engine.storage.store_options import build_client
 
 ODD_KEYS = [
     "a b+c[1]%20:é/x.json",
@@ -44,6 +40,8 @@ ODD_KEYS = [
     "\uffee",
     "u\u2028v\u0085w",
 ]
+
+
 BIG = 20 * 1024 * 1024
 
 
@@ -201,7 +199,9 @@ def test_opening_sends_nothing() -> None:
     options = StoreOptions(access_key_id="a", secret_access_key="b", endpoint_url="http://192.0.2.1")
     before = time.perf_counter()
     ObjectStore.open("s3://bucket/prefix", options)
-    ObjectStore.open("s3://bucket/prefix", StoreOptions(role_arn="arn:aws:iam::1:role/r", endpoint_url="http://192.0.2.1"))
+    ObjectStore.open(
+        "s3://bucket/prefix", StoreOptions(role_arn="arn:aws:iam::1:role/r", endpoint_url="http://192.0.2.1")
+    )
     assert time.perf_counter() - before < 0.5
 
 
@@ -219,32 +219,6 @@ def test_importing_the_store_does_not_import_boto3() -> None:
     assert answer.stdout.strip() == "[]"
 
 
-def test_options_survive_the_environment_and_hide_their_secrets() -> None:
-    """A child process gets what its parent had; a log gets no key."""
-    options = StoreOptions(access_key_id="AK", secret_access_key="hush", session_token="hush2", external_id="hush3", verify=False)
-    assert "hush" not in repr(options)
-    assert "AK" not in repr(options)
-    assert StoreOptions().to_environment() == {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROLLOUT_STORE_OPTIONS", options.to_environment()["ROLLOUT_STORE_OPTIONS"])
-        assert StoreOptions.from_environment() == options
-        for text in ("{", "[]", '{"secret": "hush"}', '{"region": 5, "access_key_id": "hush"}'):
-            patch.setenv("ROLLOUT_STORE_OPTIONS", text)
-            with pytest.raises(ConfigError, match="ROLLOUT_STORE_OPTIONS") as caught:
-                StoreOptions.from_environment()
-            assert "hush" not in str(caught.value)
-
-
-def test_a_missing_certificate_bundle_is_named() -> None:
-    """It is read where the store is opened, and only for https."""
-    with pytest.raises(ConfigError, match="/no/such/bundle"):
-        ObjectStore.open("s3://bucket", StoreOptions(verify="/no/such/bundle"))
-    ObjectStore.open("s3://bucket", StoreOptions(verify="/no/such/bundle", endpoint_url="http://127.0.0.1:1"))
-
-
-# Folders
-
-
 async def test_a_full_disk_is_named_and_leaves_the_old_object(tmp_path: Path) -> None:
     """The file size limit stands for a full disk: a write that fails half-way is not seen."""
     store = ObjectStore.open(str(tmp_path))
@@ -258,7 +232,8 @@ async def test_a_full_disk_is_named_and_leaves_the_old_object(tmp_path: Path) ->
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert await store.get("key") == b"old"
-    assert os.listdir(tmp_path) == ["key"]
+    assert [info.key for info in await store.list()] == ["key"]
+    assert await asyncio.to_thread(os.listdir, tmp_path) == ["key"]
 
 
 WRITER = """
@@ -285,7 +260,7 @@ def test_a_killed_writer_leaves_no_torn_object(tmp_path: Path) -> None:
             assert len(set(data)) == 1
         assert {f"new/{number:06d}" for number in range(acknowledged)} <= {info.key for info in infos}
 
-    for delay_s in (0.0, 0.011, 0.023, 0.037):
+    for delay_s in (0.0, 0.011, 0.023):
         folder = tmp_path / str(delay_s)
         writer = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(WRITER), str(folder)], stdout=subprocess.PIPE, text=True
@@ -318,9 +293,6 @@ def test_a_relative_path_and_a_file_url_are_folders(tmp_path: Path, monkeypatch:
     assert not Path("not").exists()
 
 
-# S3
-
-
 @pytest.mark.s3
 async def test_replace_has_one_winner_on_s3(s3: S3Server) -> None:
     """Six with the same version: one is written."""
@@ -331,149 +303,6 @@ async def test_replace_has_one_winner_on_s3(s3: S3Server) -> None:
     )
     assert sum(not isinstance(answer, BaseException) for answer in answers) == 1
     assert sum(isinstance(answer, ObjectChangedError) for answer in answers) == 5
-
-
-def _operations(store: ObjectStore) -> dict[str, object]:
-    return {
-        "get": store.get("k"),
-        "put": store.put("k", b""),
-        "create": store.create("k", b""),
-        "replace": store.replace("k", b"", '"1"'),
-        "list": store.list(),
-        "exists": store.exists("k"),
-        "delete": store.delete(["k"]),
-        "open_reader": asyncio.to_thread(store.open_reader, "k"),
-    }
-
-
-@pytest.mark.s3
-@pytest.mark.parametrize("operation", ["get", "put", "create", "replace", "list", "exists", "delete"])
-async def test_a_missing_bucket_is_never_a_missing_key(s3: S3Server, operation: str) -> None:
-    """Absent is not unreadable, and no time is lost with retries."""
-    operations = _operations(ObjectStore.open("s3://no-such-bucket/x", s3.options()))
-    before = time.perf_counter()
-    try:
-        with pytest.raises(StoreError, match="the bucket does not exist; create it") as caught:
-            await operations.pop(operation)  # type: ignore[misc]
-    finally:
-        for other in operations.values():
-            other.close()  # type: ignore[attr-defined]
-    assert type(caught.value) is StoreError
-    assert time.perf_counter() - before < 2
-
-
-@pytest.mark.s3
-@pytest.mark.parametrize("operation", ["get", "put", "create", "replace", "list", "exists", "delete", "open_reader"])
-async def test_refused_credentials_are_named_without_the_secret(s3: S3Server, operation: str) -> None:
-    """A wrong secret is told at once, for each kind of request."""
-    options = s3.options(secret_access_key="wrong-secret")
-    operations = _operations(ObjectStore.open(f"s3://{s3.new_bucket()}/x", options))
-    before = time.perf_counter()
-    try:
-        with pytest.raises(StoreError, match="access denied; check the credentials") as caught:
-            await operations.pop(operation)  # type: ignore[misc]
-    finally:
-        for other in operations.values():
-            other.close()  # type: ignore[attr-defined]
-    assert "wrong-secret" not in str(caught.value)
-    assert time.perf_counter() - before < 2
-
-
-async def test_an_unreachable_store_says_how_often_it_was_asked() -> None:
-    """The attempts are bounded, and the error names the key."""
-    options = StoreOptions(access_key_id="a", secret_access_key="b", endpoint_url="http://127.0.0.1:9", max_attempts=2)
-    with pytest.raises(StoreError, match=r"cannot read s3://bucket/p/k after 2 attempts: .*127\.0\.0\.1:9"):
-        await ObjectStore.open("s3://bucket/p", options).get("k")
-
-
-async def _through(proxy: FaultyS3, s3: S3Server, *faults: Fault, **options: object) -> ObjectStore:
-    store = ObjectStore.open(f"s3://{s3.new_bucket()}/x", s3.options(endpoint_url=proxy.endpoint_url, **options))
-    await store.put("there", b"before")
-    proxy.seen.clear()
-    proxy.faults[:] = faults
-    return store
-
-
-@pytest.mark.s3
-@pytest.mark.parametrize(("fault", "status"), [("status", 500), ("status", 503), ("drop", 0), ("lost answer", 0)])
-async def test_every_request_outlives_a_struggling_store(
-    faulty_s3: FaultyS3, s3: S3Server, fault: str, status: int
-) -> None:
-    """SlowDown, errors, broken connections and lost answers, on each kind of request, cost time only."""
-    store = await _through(faulty_s3, s3)
-    version = (await store.get_with_info("there"))[1].version
-    steps = [
-        store.put("a", b"1"),
-        store.create("b", b"2"),
-        store.replace("there", b"after", version),
-        store.get("there"),
-        store.list(),
-        store.exists("b"),
-        store.delete(["a"]),
-    ]
-    for step in steps:
-        faulty_s3.faults[:] = [Fault(".", fault, status=status)]  # type: ignore[arg-type]
-        await step
-    faulty_s3.faults.clear()
-    assert await store.get("there") == b"after"
-    assert [info.key for info in await store.list()] == ["b", "there"]
-
-
-@pytest.mark.s3
-async def test_three_refusals_in_a_row_are_outlived(faulty_s3: FaultyS3, s3: S3Server) -> None:
-    """More than the client's own retries: the store's retries sign anew."""
-    store = await _through(faulty_s3, s3, Fault("PUT", "status", times=5))
-    await store.create("k", b"x")
-    assert sum(request.startswith("PUT") for request in faulty_s3.seen) == 6
-
-
-@pytest.mark.s3
-@pytest.mark.parametrize(
-    ("request_", "kind"),
-    [
-        ("PUT .*partNumber", "status"),
-        ("PUT .*partNumber", "lost answer"),
-        ("POST .*uploads", "status"),
-        ("POST .*uploadId", "status"),
-        ("POST .*uploadId", "lost answer"),
-        ("POST .*uploadId", "error in 200"),
-    ],
-)
-async def test_a_multipart_upload_is_whole_or_not_there(
-    faulty_s3: FaultyS3, s3: S3Server, request_: str, kind: str
-) -> None:
-    """Also when its completion is answered 200 with an error in the body."""
-    store = await _through(faulty_s3, s3, Fault(request_, kind, code="InternalError"))  # type: ignore[arg-type]
-    data = os.urandom(1024) * (20 * 1024)
-    await store.put("big", data)
-    assert faulty_s3.faults[0].times == 0
-    assert await store.get("big") == data
-
-
-@pytest.mark.s3
-async def test_a_request_that_hangs_is_given_up_and_made_again(faulty_s3: FaultyS3, s3: S3Server) -> None:
-    """A write whose server is silent is sent again after the timeout."""
-    store = await _through(faulty_s3, s3, Fault("PUT", "hang"), request_timeout_s=0.5)
-    await store.create("k", b"x")
-    assert await store.get("k") == b"x"
-
-
-@pytest.mark.s3
-async def test_expired_credentials_are_asked_for_again(faulty_s3: FaultyS3, s3: S3Server) -> None:
-    """S3 says 400 ExpiredToken; the next attempt is signed with what is valid then."""
-    store = await _through(faulty_s3, s3, Fault("PUT", "status", status=400, code="ExpiredToken"))
-    await store.put("k", b"x")
-    assert await store.get("k") == b"x"
-
-
-@pytest.mark.s3
-async def test_a_conflict_and_a_missing_object_both_mean_changed(faulty_s3: FaultyS3, s3: S3Server) -> None:
-    """AWS answers 409, 412 or 404 where somebody else was faster."""
-    store = await _through(faulty_s3, s3)
-    for status, code in ((409, "ConditionalRequestConflict"), (412, "PreconditionFailed"), (404, "NoSuchKey")):
-        faulty_s3.faults[:] = [Fault("PUT", "status", times=30, status=status, code=code)]
-        with pytest.raises(ObjectChangedError):
-            await store.replace("there", b"new", '"1"')
 
 
 @pytest.mark.s3
@@ -490,54 +319,3 @@ async def test_an_object_that_changes_while_it_is_read_is_an_error(s3: S3Server)
 
     with pytest.raises(ObjectChangedError):
         await asyncio.to_thread(read)
-
-
-ROLE = StoreOptions(
-    access_key_id="user",
-    secret_access_key="user-secret",
-    region="us-east-1",
-    endpoint_url="http://127.0.0.1:9",
-    role_arn="arn:aws:iam::123456789012:role/batch",
-    role_session_name="nightly",
-    external_id="ext",
-    assume_role_kwargs={"DurationSeconds": 900},
-    max_attempts=1,
-)
-
-
-@pytest.mark.s3
-async def test_requests_are_signed_with_the_role(
-    faulty_s3: FaultyS3, s3: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The role is assumed once, with its arguments, and its token goes with each request."""
-    monkeypatch.setenv("AWS_CA_BUNDLE", "/no/such/bundle")  # plain HTTP needs none
-    with run_token_service(ACCESS_KEY_ID, SECRET_ACCESS_KEY, life_s=3600) as (sts_url, asked):
-        options = replace(ROLE, endpoint_url=faulty_s3.endpoint_url, sts_endpoint_url=sts_url)
-        store = ObjectStore.open(f"s3://{s3.new_bucket()}/x", options)
-        for number in range(3):
-            with pytest.raises(StoreError, match="access denied"):  # the test's server takes no session tokens
-                await store.put(f"k{number}", b"x")
-    assert faulty_s3.tokens == ["token-1"] * 3
-    assert len(asked) == 1
-    names = ("RoleArn", "RoleSessionName", "ExternalId", "DurationSeconds")
-    assert [asked[0][name] for name in names] == ["arn:aws:iam::123456789012:role/batch", "nightly", "ext", "900"]
-
-
-@pytest.mark.parametrize(("life_s", "calls"), [(3600, 1), (120, 3)])
-def test_credentials_of_a_role_are_renewed_before_they_end(life_s: float, calls: int) -> None:
-    """botocore renews what has less than ten minutes left; the client never keeps them for longer than that."""
-    with run_token_service("key", "secret", life_s=life_s) as (sts_url, asked):
-        provider = build_client("s3", "bucket", replace(ROLE, sts_endpoint_url=sts_url)).credential_provider
-        for _ in range(3):
-            credential = provider()
-        assert credential["token"] == f"token-{calls}"
-        assert credential["expires_at"] - datetime.now(UTC) <= timedelta(minutes=10)
-        assert len(asked) == calls
-
-
-async def test_a_role_that_cannot_be_assumed_is_named() -> None:
-    """The error names the role and no secret."""
-    options = replace(ROLE, sts_endpoint_url="http://127.0.0.1:9")
-    with pytest.raises(StoreError, match="role arn:aws:iam::123456789012:role/batch cannot be assumed") as caught:
-        await ObjectStore.open("s3://bucket", options).get("k")
-    assert "user-secret" not in str(caught.value)
