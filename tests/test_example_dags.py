@@ -74,6 +74,30 @@ def test_ranks_over_shards_and_the_check_of_their_manifests(dags):
 
 
 @ignored
+def test_airflow_tells_a_running_task_that_it_runs(airflow_db):
+    """What a task that got SIGTERM asks, to tell a person from a machine, is asked of Airflow's real API; mapped or not."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    path = airflow_db / "asked.py"
+    path.write_text(
+        textwrap.dedent("""
+        from airflow.sdk import DAG, get_current_context, task
+        from airflow_provider_rollout.operators.stop import is_ended_by_person
+
+        with DAG("asked", schedule=None):
+
+            @task
+            def ask(number):
+                assert not is_ended_by_person(get_current_context())
+
+            ask.override(task_id="single")(0)
+            ask.expand(number=[1, 2])
+        """)
+    )
+    assert DagBag(str(path)).dags["asked"].test().state == "success"
+
+
+@ignored
 def test_a_deferred_task_fails_resumes_and_finds_its_job(airflow_db, tmp_path):
     """The first try fails for a broken document; the retry goes on with what was done, through trigger and event."""
     from airflow.dag_processing.dagbag import DagBag

@@ -132,7 +132,7 @@ class Watcher:
                 return event
             if await _pause(interval_s, deadline, stopped):
                 return self._event("stopped", "the watcher was told to stop")
-            interval_s = min(2 * interval_s, poll_interval_s)
+            interval_s = min(1.5 * interval_s, poll_interval_s)
 
     async def cancel(self, *, kill_after_s: float | None = KILL_AFTER_S) -> None:
         """Stop the job: a marker that reaches it on any machine, and its launcher's own way.

@@ -86,7 +86,7 @@ def _place(function: Any) -> str:
 
 def _file_of(module: str) -> Path | None:
     """Where an import would find a module; imports nothing."""
-    path: Any = sys.path
+    path: Any = [entry for entry in sys.path if entry]  # the job runs in another folder
     name = ""
     for part in module.split("."):
         name = f"{name}.{part}" if name else part

@@ -1,7 +1,6 @@
 """``@task.rollout``: a function at module level becomes a task, and what cannot become one is refused."""
 
 import json
-from pathlib import Path
 
 import pytest
 from airflow.sdk import DAG, task
@@ -10,6 +9,7 @@ from airflow_task import DUMMY, make_context, write_documents
 
 from airflow_provider_rollout.decorators.rollout import rollout_task
 from airflow_provider_rollout.engine.exceptions import ConfigError
+from airflow_provider_rollout.engine.reference import load_reference
 from airflow_provider_rollout.launchers.process import ProcessLauncher
 from airflow_provider_rollout.operators.inference import InferenceOperator
 from airflow_provider_rollout.operators.memory import recall
@@ -40,7 +40,7 @@ def test_the_function_becomes_the_rollout_of_an_operator():
     with DAG("d", schedule=None):
         operator = score(style="short").operator
     assert isinstance(operator, InferenceOperator)
-    assert operator.rollout == f"{Path(__file__)}:score"
+    assert load_reference(operator.rollout).function.__code__ == score.function.__code__
     assert (operator.task_id, operator.doc_md, operator.custom_operator_name) == (
         "score",
         "Scores a document.",
@@ -95,7 +95,7 @@ def test_a_decorated_task_can_be_stored():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: score(), TypeError, "missing a required argument: 'style'"),
+        (score, TypeError, "missing a required argument: 'style'"),
         (lambda: score(style="x", tone="y"), TypeError, "tone"),
         (lambda: score("x"), ConfigError, r"by name, score\(name=value\)"),
     ],

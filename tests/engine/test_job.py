@@ -22,7 +22,8 @@ def server():
 
 def make_spec(tmp_path, server, **changes):
     source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"text": f"t{number}"}) + "\n" for number in range(60)))
+    if not source.exists():
+        source.write_text("".join(json.dumps({"text": f"t{number}"}) + "\n" for number in range(60)))
     config = {
         "server_type": "endpoint",
         "endpoint_url": server.url,
@@ -77,7 +78,7 @@ def test_a_cancel_marker_stops_the_job_within_ten_seconds(tmp_path, server):
     record, _ = asyncio.run(latest_attempt(state.store, 0))
     assert record.state == "cancelled"
     resumed = make_spec(tmp_path, server, job_id="resumed", config={"max_concurrent_generations": 60})
-    assert run(tmp_path, resumed)[0] == 0
+    assert run(tmp_path, resumed)[0] == 0, (tmp_path / "job.log").read_text()[-2000:]
     assert [row.text for row in state.rows()] == [f"t{number}" for number in range(60)]
 
 

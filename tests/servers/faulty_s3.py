@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import http.client
 import re
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
@@ -69,12 +71,12 @@ class FaultyS3:
 
 
 @contextmanager
-def run_faulty_s3(upstream_url: str) -> Iterator[FaultyS3]:
-    """Put the proxy in front of a server."""
+def run_faulty_s3(upstream_url: str, certificate: Path | None = None) -> Iterator[FaultyS3]:
+    """Put the proxy in front of a server; with a certificate and its key in one PEM file, it speaks HTTPS."""
     script = FaultyS3("")
     stopping = threading.Event()
     settings = {"script": script, "upstream": urlsplit(upstream_url), "stopping": stopping}
-    with _serving(type("Handler", (_FaultyHandler,), settings)) as script.endpoint_url:
+    with _serving(type("Handler", (_FaultyHandler,), settings), certificate) as script.endpoint_url:
         try:
             yield script
         finally:
@@ -97,6 +99,11 @@ def run_token_service(
 
     with _serving(Handler) as url:
         yield url, seen
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A client that refuses the certificate or goes away is no news."""
 
 
 class _Quiet(BaseHTTPRequestHandler):
@@ -167,14 +174,18 @@ class _FaultyHandler(_Quiet):
 
 
 @contextmanager
-def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def _serving(handler: type[BaseHTTPRequestHandler], certificate: Path | None = None) -> Iterator[str]:
+    server = _Server(("127.0.0.1", 0), handler)
     server.daemon_threads = True
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.block_on_close = False
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

@@ -44,8 +44,21 @@ class SglangServer(OwnedServer):
             *to_flags(flags, has_negatives=False),
         ]
 
+    def close(self) -> None:
+        """Remove the file with the key."""
+        if self._key_folder is not None:
+            self._key_folder.cleanup()
+            self._key_folder = None
+
+    async def keep(self) -> None:
+        """As every server; the file with the key goes when it ends."""
+        try:
+            await super().keep()
+        finally:
+            self.close()
+
     def _key_file(self) -> Path:
-        """A YAML file in a folder of mode 0700, which goes when this object does."""
+        """A YAML file in a folder of mode 0700."""
         if self._key_folder is None:
             self._key_folder = tempfile.TemporaryDirectory(prefix="rollout-", ignore_cleanup_errors=True)
         path = Path(self._key_folder.name) / "sglang.yaml"

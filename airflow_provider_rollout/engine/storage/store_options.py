@@ -25,7 +25,7 @@ from airflow_provider_rollout.engine.exceptions import ConfigError, StoreError
 
 if TYPE_CHECKING:
     import boto3
-    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
+    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential, S3CredentialProvider
 
 __all__ = ["ENVIRONMENT_VARIABLE", "StoreOptions", "build_client"]
 
@@ -103,7 +103,8 @@ def build_client(scheme: str, location: str, options: StoreOptions) -> obstore.s
     Raises:
         ConfigError: the options fit no client.
     """
-    secure = not (options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL", "https:")).startswith("http:")
+    endpoint = options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    secure = not endpoint.startswith("http:")
     client_options: ClientConfig = {
         "connect_timeout": timedelta(seconds=10),
         "timeout": timedelta(seconds=options.request_timeout_s),
@@ -135,12 +136,7 @@ def _s3_config(options: StoreOptions) -> S3Config:
     if options.region:
         config["region"] = options.region
     if options.endpoint_url:
-        config["endpoint"] = options.endpoint_url.rstrip("/")
-    if options.access_key_id and options.secret_access_key and not options.role_arn:
-        config["access_key_id"] = options.access_key_id
-        config["secret_access_key"] = options.secret_access_key
-        if options.session_token:
-            config["session_token"] = options.session_token
+        config["endpoint"] = config["aws_endpoint_url_s3"] = options.endpoint_url.rstrip("/")
     return config
 
 
@@ -159,12 +155,20 @@ def _trust(options: StoreOptions) -> ClientConfig:
         ) from None
 
 
-def _credential_provider(options: StoreOptions) -> _SessionCredentials | None:
+def _credential_provider(options: StoreOptions) -> S3CredentialProvider | None:
     if options.role_arn:
         return _SessionCredentials(options)
-    has_keys = options.access_key_id or os.environ.get("AWS_ACCESS_KEY_ID")
+    if options.access_key_id and options.secret_access_key:
+        # Given so, they stand alone: as configuration they would be joined by a session token of the environment.
+        credential: S3Credential = {
+            "access_key_id": options.access_key_id,
+            "secret_access_key": options.secret_access_key,
+            "token": options.session_token,
+            "expires_at": None,
+        }
+        return lambda: credential
     has_profile = os.environ.get("AWS_PROFILE") or any(Path(name).expanduser().exists() for name in _PROFILE_FILES)
-    return _SessionCredentials(options) if has_profile and not has_keys else None
+    return _SessionCredentials(options) if has_profile and not os.environ.get("AWS_ACCESS_KEY_ID") else None
 
 
 class _SessionCredentials:

@@ -200,6 +200,25 @@ async def test_a_foreign_server_is_not_taken_for_ours(opened):
             await it.dispatcher.wait_ready()
 
 
+async def test_a_server_that_closes_its_port_but_stays_is_replaced(opened):
+    """vLLM does so when its engine is gone and clients still hang on."""
+    deaf = textwrap.dedent("""
+        import http.server, sys, time
+        class Deaf(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(404)
+                self.end_headers()
+            def do_POST(self):
+                self.server.socket.close()
+                time.sleep(600)
+        http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Deaf).serve_forever()
+    """)
+    values = {"server_type": "custom", "server_command": [sys.executable, "-c", deaf, "{port}"]}
+    async with opened(**values, stall_timeout_sec=2.4, server_start_max_retries=0) as it:
+        with pytest.raises(ServerExitedError, match="has closed its port"):
+            await it.generate(chat("x"))
+
+
 async def test_a_custom_server_gets_its_port_and_may_serve_without_a_key(opened):
     """Placeholders are filled; the caller's list stays as it is."""
     command = [sys.executable, "-m", DUMMY, "--port", "{port}", "--host", "{host}", "--model", "{model}"]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from pathlib import Path
 
 import pytest
-from servers.faulty_s3 import FaultyS3, run_token_service
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from servers.faulty_s3 import FaultyS3, run_faulty_s3, run_token_service
 from servers.seaweedfs import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
 from airflow_provider_rollout.engine.exceptions import (
@@ -91,3 +97,84 @@ async def test_a_role_that_cannot_be_assumed_is_named() -> None:
     with pytest.raises(StoreError, match="role arn:aws:iam::123456789012:role/batch cannot be assumed") as caught:
         await ObjectStore.open("s3://bucket", options).get("k")
     assert "user-secret" not in str(caught.value)
+
+
+@pytest.mark.s3
+async def test_given_keys_are_not_mixed_with_those_of_the_environment(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor with its session token, which belongs to other keys."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "of-somebody-else")
+    store = ObjectStore.open(f"s3://{s3.new_bucket()}/x", s3.options())
+    await store.put("k", b"x")
+    assert await store.get("k") == b"x"
+
+
+@pytest.mark.s3
+async def test_the_environment_alone_is_enough(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, region and endpoint by the names that all AWS programs know."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url)
+    store = ObjectStore.open(f"s3://{s3.new_bucket()}/x")
+    await store.put("k", b"x")
+    assert await store.get("k") == b"x"
+
+
+@pytest.mark.s3
+async def test_a_profile_gives_credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The files that the AWS command line writes."""
+    credentials = tmp_path / "credentials"
+    credentials.write_text(f"[lab]\naws_access_key_id={ACCESS_KEY_ID}\naws_secret_access_key={SECRET_ACCESS_KEY}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    options = StoreOptions(region="us-east-1", endpoint_url=s3.endpoint_url)
+    store = ObjectStore.open(f"s3://{s3.new_bucket()}/x", options)
+    await store.put("k", b"x")
+    assert await store.get("k") == b"x"
+    monkeypatch.setenv("AWS_PROFILE", "absent")
+    with pytest.raises(StoreError, match="AWS profile gives no credentials"):
+        await ObjectStore.open("s3://bucket", replace(options, max_attempts=1)).get("k")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that nobody has signed, and its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    form = serialization.PrivateFormat.PKCS8
+    pem = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    file = tmp_path_factory.mktemp("tls") / "both.pem"
+    file.write_bytes(made.public_bytes(serialization.Encoding.PEM) + pem)
+    return file
+
+
+@pytest.mark.s3
+async def test_certificates_are_checked_unless_said_otherwise(
+    s3: S3Server, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unknown one is refused; verify=False, a bundle, or AWS_CA_BUNDLE let it pass."""
+    bucket = s3.new_bucket()
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+    with run_faulty_s3(s3.endpoint_url, certificate) as proxy:
+        options = s3.options(endpoint_url=proxy.endpoint_url, max_attempts=1)
+        with pytest.raises(StoreError, match="cannot write"):
+            await ObjectStore.open(f"s3://{bucket}", options).put("k", b"x")
+        for verify in (False, str(certificate)):
+            await ObjectStore.open(f"s3://{bucket}", replace(options, verify=verify)).put("k", b"x")
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+        assert await ObjectStore.open(f"s3://{bucket}", options).get("k") == b"x"
