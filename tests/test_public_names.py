@@ -102,5 +102,5 @@ def test_the_distribution_declares_the_provider_and_the_command():
     distribution = importlib.metadata.distribution("airflow-provider-rollout")
     entries = {(entry.group, entry.name): entry.value for entry in distribution.entry_points}
     assert entries["apache_airflow_provider", "provider_info"].startswith("airflow_provider_rollout.get_provider_info:")
-    assert entries["console_scripts", "airflow-rollout"] == "airflow_provider_rollout.engine.cli:main"
+    assert entries["console_scripts", "airflow-rollout"] == "airflow_provider_rollout.engine.cli:program"
     assert airflow_provider_rollout.__version__

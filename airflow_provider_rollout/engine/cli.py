@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
+import os
 import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -34,7 +37,7 @@ from airflow_provider_rollout.engine.progress_bar import show_progress
 from airflow_provider_rollout.engine.run_state import RankStatus, RunState, Watch
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 
-__all__ = ["main"]
+__all__ = ["main", "program"]
 
 _LOOK_EVERY_S = 2.0
 _WAIT_S = 12.0  # two heartbeats: a rank that does not move in this time is not at work, or only just
@@ -55,6 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return exceptions.EXIT_INTERRUPTED_BY_USER
+
+
+def program() -> NoReturn:
+    """Be the process of the command: run it, and end without the interpreter's own tear-down.
+
+    Threads of the store's client may still hold Python objects then; one that lets go of them while the interpreter goes away aborts
+    the process, and a job that is done would seem to have crashed (PyO3/pyo3-async-runtimes, issue 40; measured: 1 exit in 5).
+    """
+    code = main()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # whoever read it has gone
+            stream.flush()
+    os._exit(code)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -259,4 +276,4 @@ def _clean(given: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

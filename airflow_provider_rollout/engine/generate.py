@@ -110,7 +110,8 @@ class RolloutCalls:
         digest = hashlib.sha256(strict_json.dumps(final, sort_keys=True)).digest()
         ordinal = self._made[digest]
         self._made[digest] += 1
-        place = f"{self.document.chunk_index}\0{self.document.key}\0{self.rollout_index}\0{ordinal}"
+        numbered = self.document
+        place = f"{numbered.chunk_index}\0{numbered.occurrence}\0{self.rollout_index}\0{ordinal}\0{numbered.document.id}"
         return hashlib.sha256(digest + place.encode("utf-8", "surrogatepass")).digest()
 
     def _keep(self, key: bytes, value: bytes) -> None:

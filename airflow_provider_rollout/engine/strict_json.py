@@ -36,7 +36,12 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
     try:
         return orjson.dumps(value, default=_default, option=options)
     except (TypeError, UnicodeEncodeError):
-        return orjson.dumps(_clean(value), default=_default, option=options)
+        cleaned = _clean(value)
+    try:
+        return orjson.dumps(cleaned, default=_default, option=options)
+    except TypeError as error:
+        # orjson puts its own, shorter message before the one of _default.
+        raise error.__cause__ if isinstance(error.__cause__, TypeError) else error from None
 
 
 def loads(data: bytes | str) -> Any:
@@ -45,7 +50,7 @@ def loads(data: bytes | str) -> Any:
     Raises:
         ValueError: the data is not JSON.
     """
-    return orjson.loads(data)
+    return msgspec.json.decode(data)
 
 
 def _default(value: Any) -> Any:

@@ -6,10 +6,9 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from servers.model_server import chat, raw_server, run_dummy
+from servers.model_server import chat, run_dummy
 
 from airflow_provider_rollout.engine.config import InferenceConfig
-from airflow_provider_rollout.engine.exceptions import InferenceError
 from airflow_provider_rollout.engine.serving.client import EndpointClient
 from airflow_provider_rollout.engine.serving.lane import Lane
 from airflow_provider_rollout.engine.serving.watchdog import Watchdog, answers_canary
@@ -70,14 +69,3 @@ async def test_a_refusal_of_the_tiny_request_is_an_answer_and_a_500_is_none(stat
     rule = {"action": "status", "status": status}
     async with run_dummy(rule) as dummy, EndpointClient(dummy.url, api_key=None, timeout_s=None) as client:
         assert await answers_canary(client, config(), 1.0) is is_alive
-
-
-async def test_a_server_without_a_counter_and_without_an_answer_has_stalled():
-    """It accepts connections, that is all."""
-    async with raw_server(b"", close=False) as url:
-        async with EndpointClient(url, api_key=None, timeout_s=0.1) as client:
-            with pytest.raises(InferenceError):
-                await client.complete(encode_request(chat("x"), use_chat=True))
-        none = {"action": "hang"}
-        async with run_dummy(none) as dummy:
-            assert await stalled_within(1.5, dummy.url, stall_timeout_sec=0.4)
