@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import json
 import logging
 import os
@@ -66,12 +67,20 @@ def program() -> NoReturn:
     Threads of the store's client may still hold Python objects then; one that lets go of them while the interpreter goes away aborts
     the process, and a job that is done would seem to have crashed (PyO3/pyo3-async-runtimes, issue 40; measured: 1 exit in 5).
     """
-    code = main()
+    ended: list[int] = []
+    atexit.register(_leave, ended)  # the first to be registered is the last to be called
+    ended.append(main())
+    sys.exit(ended[0])
+
+
+def _leave(ended: list[int]) -> None:
+    if not ended:
+        return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # whoever read it has gone
             stream.flush()
-    os._exit(code)
+    os._exit(ended[0])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from airflow_provider_rollout.engine.config import InferenceConfig
-from airflow_provider_rollout.engine.exceptions import InferenceError, ServerExitedError, ServerStartError
+from airflow_provider_rollout.engine.exceptions import ConfigError, InferenceError, ServerExitedError, ServerStartError
 from airflow_provider_rollout.engine.serving.base import InferenceServer
 from airflow_provider_rollout.engine.serving.client import EndpointClient
 from airflow_provider_rollout.engine.serving.lane import Lane
@@ -32,7 +32,10 @@ class EndpointServer(InferenceServer):
     def __init__(
         self, config: InferenceConfig, *, url: str, api_key: str | None, on_change: Callable[[], None]
     ) -> None:
-        self._client = EndpointClient(url, api_key=api_key, timeout_s=config.request_timeout)
+        try:
+            self._client = EndpointClient(url, api_key=api_key, timeout_s=config.request_timeout)
+        except ValueError as error:
+            raise ConfigError(f"InferenceConfig.endpoint_url: not a URL: {error}") from None
         super().__init__(self._client.url, is_owned=False, on_change=on_change)
         self._config = config
         self._needs_proof = False

@@ -40,7 +40,7 @@ def make_servers(
     Raises:
         ConfigError: the API key's variable is not set, or the machine has too few GPUs.
     """
-    api_key = resolve_api_key(config.api_key)
+    api_key = _header_value(resolve_api_key(config.api_key))
     if config.server_type == "endpoint":
         servers = [
             EndpointServer(config, url=url, api_key=api_key, on_change=on_change) for url in config.endpoint_urls
@@ -63,6 +63,20 @@ def make_servers(
         )
         for index in range(config.replicas)
     ]
+
+
+def _header_value(api_key: str | None) -> str | None:
+    """The key without the line break that secrets read from files end with.
+
+    Raises:
+        ConfigError: what is left cannot be sent.
+    """
+    key = api_key.strip() if api_key else None
+    if key and not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            "InferenceConfig.api_key: the key holds characters that no HTTP header may; check where it comes from"
+        )
+    return key or None
 
 
 def gpu_slices(config: InferenceConfig, *, visible: str | None, present: int | None) -> list[Mapping[str, str]]:

@@ -198,7 +198,7 @@ def _without_echo(text: str, payload: Mapping[str, Any]) -> str:
             text = text.replace(string, "[…]")
     kept: list[str] = []
     at = 0
-    while at < len(text) and sum(map(len, kept)) <= MESSAGE_CHARS:
+    while at < len(text) and len(kept) <= MESSAGE_CHARS:
         end = at + _ECHO_CHARS
         if end <= len(text) and text[at:end] in secret:
             while end < len(text) and text[at : end + 1] in secret:

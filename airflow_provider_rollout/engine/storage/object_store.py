@@ -14,6 +14,7 @@ import asyncio
 import builtins
 import contextlib
 import io
+import logging
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
@@ -25,7 +26,14 @@ import msgspec
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore
-from tenacity import AsyncRetrying, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_random_exponential,
+)
 
 from airflow_provider_rollout.engine.exceptions import (
     ConfigError,
@@ -44,6 +52,9 @@ __all__ = ["ObjectInfo", "ObjectStore", "StoreOptions"]
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
+_TELL_FROM_ATTEMPT = 5
 _PART_BYTES = 16 * 1024 * 1024  # parts of a multipart upload; smaller objects go in one PUT
 _TEMPORARY = ".writing"
 _READ_BYTES = 8 * 1024 * 1024  # one ranged GET of a reader: 100 ms of latency is then small against the transfer
@@ -319,8 +330,14 @@ class ObjectStore:
             "stop": stop_after_attempt(self._attempts),
             "wait": wait_random_exponential(multiplier=0.5, max=20),
             "retry": retry_if_exception(is_undecided),
+            "before_sleep": self._tell,
             "reraise": True,
         }
+
+    def _tell(self, state: RetryCallState) -> None:
+        """A few tries are the store's daily life; more than that, somebody waiting for the job wants to know."""
+        if state.attempt_number >= _TELL_FROM_ATTEMPT:
+            _log.warning("%s does not answer (try %d of %d)", self.uri, state.attempt_number, self._attempts)
 
 
 def _write_file(path: Path, data: bytes, *, new: bool) -> str:

@@ -51,7 +51,8 @@ class StoreOptions:
         assume_role_kwargs: more arguments of STS AssumeRole.
         verify: False trusts any certificate, a path names a bundle of trusted ones; AWS_CA_BUNDLE does the same.
         request_timeout_s: seconds for one HTTP request with its body.
-        max_attempts: how often a request that fails without a verdict is made, with pauses of up to 20 s.
+        max_attempts: how often a request that fails without a verdict is made, with pauses of up to 20 s; the default outlasts a store
+            that is away for a minute.
     """
 
     access_key_id: str | None = field(default=None, repr=False)
@@ -66,7 +67,7 @@ class StoreOptions:
     assume_role_kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
     verify: bool | str | None = None
     request_timeout_s: float = 120.0
-    max_attempts: int = 8
+    max_attempts: int = 16
 
     @classmethod
     def from_environment(cls) -> StoreOptions:

@@ -137,6 +137,31 @@ async def test_request_timeout_is_kept_and_none_waits():
         assert (await complete(dummy.url)).text
 
 
+async def test_a_body_that_trickles_is_waited_for_and_bounded_by_request_timeout():
+    """Silence and slowness are told apart by the limit alone."""
+
+    async def trickle(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(ANSWER))
+        for byte in ANSWER:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.005)
+            if reader.at_eof():
+                break
+        writer.close()
+        done.set()
+
+    done = asyncio.Event()
+    server = await asyncio.start_server(trickle, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert (await complete(url)).text == "yes"
+        done.clear()
+        with pytest.raises(RequestTimeoutError):
+            await complete(url, timeout_s=0.1)
+        await done.wait()
+
+
 async def test_retry_after_is_handed_on():
     """As seconds, with the status."""
     async with run_dummy({"action": "status", "status": 429, "retry_after": "7"}) as dummy:

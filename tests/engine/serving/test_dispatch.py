@@ -191,7 +191,7 @@ async def test_wrong_credentials_are_found_before_the_first_request(opened, monk
             with pytest.raises(ServerError, match=r"401.*api_key") as caught:
                 await it.dispatcher.wait_ready()
             assert "key-that-is-wrong" not in str(caught.value)
-        async with opened(dummy, api_key="right") as it:
+        async with opened(dummy, api_key="right\n") as it:
             assert (await it.generate(chat("x"))).text
 
 

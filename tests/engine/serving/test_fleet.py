@@ -48,6 +48,19 @@ def test_one_server_per_replica_or_url(tmp_path, monkeypatch):
     assert names(server_type="endpoint", endpoint_url=urls) == ["http://a:1/v1", "https://b/v1"]
 
 
+@pytest.mark.parametrize("values", [{"api_key": "two\nlines"}, {"endpoint_url": "http://h:port"}])
+def test_what_cannot_be_sent_is_reported_before_anything_starts(tmp_path, values):
+    """Without the key in the message."""
+    with pytest.raises(ConfigError) as caught:
+        make_servers(
+            config(**{"server_type": "endpoint", "endpoint_url": "http://a", **values}),
+            metrics=MetricsKeeper(),
+            log_folder=tmp_path,
+            on_change=lambda: None,
+        )
+    assert "lines" not in str(caught.value)
+
+
 def test_a_key_whose_variable_is_not_set_is_reported_before_anything_starts(tmp_path, monkeypatch):
     """By the variable's name."""
     monkeypatch.delenv("MY_ABSENT_KEY", raising=False)
