@@ -88,7 +88,7 @@ class RolloutCalls:
         """
         final = self._final(payload)
         key = self._key(final)
-        cached = await self.room.cache.get(key)
+        cached = self.room.cache.get(key)
         if cached is not None and (cached[:1] == _ANSWER or not self.room.retry_failed):
             return self._replay(cached)
         try:

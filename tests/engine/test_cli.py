@@ -245,6 +245,33 @@ def test_a_run_is_cleaned_only_when_told_so_twice(folder):
     assert rows(folder) == []
 
 
+ENDS_EARLY = """
+import sys
+from airflow_provider_rollout.engine.cli import program
+
+
+class Witness:
+    def __del__(self):
+        print("torn down", flush=True)
+
+
+witness = Witness()
+sys.argv = ["airflow-rollout", "status", "nowhere"]
+try:
+    program()
+finally:
+    print("left in order", flush=True)
+"""
+
+
+def test_the_process_ends_with_its_code_and_without_tear_down(folder):
+    """Threads of the store's client may abort a process whose interpreter goes away; whoever waits for the code still gets it."""
+    done = subprocess.run([sys.executable, "-c", ENDS_EARLY], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["left in order"]
+    assert "no run at nowhere" in done.stderr
+
+
 def test_the_installed_command_is_the_same_program():
     """``pip install`` brings ``airflow-rollout``."""
     program = shutil.which("airflow-rollout", path=str(Path(sys.executable).parent))

@@ -23,7 +23,7 @@ JSON = st.recursive(
 class Cache(dict):
     """The request cache's two methods over a dict."""
 
-    async def get(self, key):
+    def get(self, key):
         return super().get(key)
 
     def put(self, chunk_index, key, value):

@@ -19,7 +19,7 @@ from airflow_provider_rollout.engine.rollout import prompt_rollout, run_document
 class Nothing:
     """A cache that has nothing and keeps nothing."""
 
-    async def get(self, key):
+    def get(self, key):
         return None
 
     def put(self, chunk_index, key, value):

@@ -34,6 +34,7 @@ class Fault:
         kind: "status" answers an error without asking the server; "error in 200" does so under status 200; "drop" closes the
             connection at once; "lost answer" does so after the server has acted; "hang" does not answer.
         times: how often; afterwards all is well.
+        every: only each so-manieth of these requests.
         status: of kind "status".
         code: the S3 error code in the body.
     """
@@ -43,6 +44,8 @@ class Fault:
     times: int = 1
     status: int = 503
     code: str = "SlowDown"
+    every: int = 1
+    matched: int = 0
 
 
 @dataclass
@@ -65,8 +68,10 @@ class FaultyS3:
         """The fault that this request meets."""
         for fault in self.faults:
             if fault.times > 0 and re.search(fault.request, request):
-                fault.times -= 1
-                return fault
+                fault.matched += 1
+                if fault.matched % fault.every == 0:
+                    fault.times -= 1
+                    return fault
         return None
 
 

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from airflow_provider_rollout.engine.storage import layout, segment
 from airflow_provider_rollout.engine.storage.attempt import latest_attempt
 from airflow_provider_rollout.engine.storage.checkpoint import ChunkRecord
 from airflow_provider_rollout.engine.storage.manifest import RankManifest, read_rank_manifest
-from airflow_provider_rollout.engine.storage.object_store import ObjectStore, StoreOptions
+from airflow_provider_rollout.engine.storage.object_store import ObjectInfo, ObjectStore, StoreOptions
 from airflow_provider_rollout.engine.storage.output import OutputRow, read_rows
 
 _PR_SET_PDEATHSIG = 1
@@ -77,12 +78,25 @@ def dummy_process(*flags: str) -> Iterator[DummyProcess]:
 class JobProcess:
     """One launch of a job; a process group of its own."""
 
-    def __init__(self, spec: JobSpec, options: StoreOptions | None = None, *, log: Path, environment: dict[str, str] | None = None) -> None:
-        store = ObjectStore.open(spec.checkpoints_uri, options)
-        asyncio.run(store.put(layout.spec(spec.job_id), job_spec_bytes(spec)))
-        command = [
-            sys.executable, "-m", "airflow_provider_rollout.engine.cli", "run", "--spec", f"{spec.checkpoints_uri}/{layout.spec(spec.job_id)}",
-        ]  # fmt: skip
+    def __init__(
+        self,
+        spec: JobSpec,
+        options: StoreOptions | None = None,
+        *,
+        log: Path,
+        environment: dict[str, str] | None = None,
+        largest_file_bytes: int | None = None,
+    ) -> None:
+        """Start it; its spec lies beside its log, so that a broken store can be tried too."""
+        stored = log.with_name(f"{spec.job_id}.json")
+        stored.write_bytes(job_spec_bytes(spec))
+        command = [sys.executable, "-m", "airflow_provider_rollout.engine.cli", "run", "--spec", str(stored)]
+
+        def prepare() -> None:
+            die_with_parent()
+            if largest_file_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file_bytes, largest_file_bytes))
+
         self.job_id = spec.job_id
         with log.open("ab") as file:
             self.process = subprocess.Popen(
@@ -92,7 +106,7 @@ class JobProcess:
                 stderr=file,
                 start_new_session=True,
                 env={**os.environ, **(options.to_environment() if options else {}), **(environment or {})},
-                preexec_fn=die_with_parent,
+                preexec_fn=prepare,
             )
 
     def wait(self, timeout_s: float = 120.0) -> int:
@@ -127,6 +141,14 @@ class State:
     def durable_documents(self) -> set[int]:
         """Numbers of the documents that the store holds as finished: in done chunks, or in sound segments."""
         return asyncio.run(self._durable_documents())
+
+    def all_objects(self) -> list[tuple[ObjectInfo, bytes]]:
+        """Everything below the output."""
+
+        async def read() -> list[tuple[ObjectInfo, bytes]]:
+            return [(info, await self.outputs.get(info.key)) for info in await self.outputs.list()]
+
+        return asyncio.run(read())
 
     def newest_job_id(self) -> str | None:
         """The job that has the newest attempt."""

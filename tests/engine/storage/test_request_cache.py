@@ -37,8 +37,8 @@ async def test_flushed_rows_are_found_by_the_next_attempt(store):
         await cache.flush()
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
         await cache.restore([], keep_all)
-        assert await cache.get(b"key") == b"value"
-        assert await cache.get(b"other") is None
+        assert cache.get(b"key") == b"value"
+        assert cache.get(b"other") is None
         assert cache.restored_documents == {(0, 7): "doc"}
         assert await cache.document_rows(0) == [b"document"]
 
@@ -93,7 +93,7 @@ async def test_segments_of_done_chunks_are_deleted_on_restore(store):
         await cache.flush()
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
         await cache.restore([0], keep_all)
-        assert await cache.get(b"a") is None
+        assert cache.get(b"a") is None
     assert await store.list(layout.cache(0)) == []
 
 
@@ -109,7 +109,7 @@ async def test_a_damaged_segment_is_skipped_and_the_others_are_used(store, damag
     await store.put(key, (await store.get(key))[:-3] if damage is None else damage)
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
         await cache.restore([], keep_all)
-        assert (await cache.get(b"a"), await cache.get(b"b")) == (None, b"2")
+        assert (cache.get(b"a"), cache.get(b"b")) == (None, b"2")
 
 
 async def test_documents_that_are_to_be_asked_again_are_not_kept(store):
