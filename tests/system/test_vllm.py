@@ -28,6 +28,7 @@ class VllmRun:
 
     def __init__(self, tmp_path: Path) -> None:
         self.mark = uuid.uuid4().hex
+        self.sessions: set[int] = set()
         self.log = tmp_path / "job.log"
         source = tmp_path / "in.jsonl"
         self.texts = [f"How many apples are {number} apples?" for number in range(COUNT)]
@@ -60,18 +61,27 @@ class VllmRun:
         return JobProcess(self.spec, log=self.log)
 
     def server_processes(self) -> list[psutil.Process]:
-        """All processes of the server, wherever they hang in the tree."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("ROLLOUT_TEST_MARK") == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        """All processes of the server, wherever they hang in the tree.
+
+        vLLM's own children overwrite their environment with a process title, but stay in the session of the one that bears the mark.
+        """
+        processes = list(psutil.process_iter())
+        for process in processes:
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if process.environ().get("ROLLOUT_TEST_MARK") == self.mark:
+                    self.sessions.add(os.getsid(process.pid))
+        return [process for process in processes if self._is_of_server(process)]
+
+    def _is_of_server(self, process: psutil.Process) -> bool:
+        try:
+            return os.getsid(process.pid) in self.sessions and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, ProcessLookupError):
+            return False
 
     def wait_for_chunk(self, job: JobProcess) -> None:
         """Return once a chunk is committed: the model answers."""
         while job.process.poll() is None and not self.state.chunks():
-            time.sleep(0.1)
+            self.server_processes()
         assert job.process.poll() is None, self.log.read_text()[-3000:]
 
     def check_done(self) -> None:
