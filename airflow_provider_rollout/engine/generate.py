@@ -111,7 +111,9 @@ class RolloutCalls:
         ordinal = self._made[digest]
         self._made[digest] += 1
         numbered = self.document
-        place = f"{numbered.chunk_index}\0{numbered.occurrence}\0{self.rollout_index}\0{ordinal}\0{numbered.document.id}"
+        place = (
+            f"{numbered.chunk_index}\0{numbered.occurrence}\0{self.rollout_index}\0{ordinal}\0{numbered.document.id}"
+        )
         return hashlib.sha256(digest + place.encode("utf-8", "surrogatepass")).digest()
 
     def _keep(self, key: bytes, value: bytes) -> None:

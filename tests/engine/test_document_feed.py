@@ -78,7 +78,9 @@ async def test_a_slow_source_hands_over_what_it_has():
 
 async def test_what_is_no_document_ends_the_block():
     """A None in the input does not pass for its end."""
-    opened = DocumentFeed.open(number_documents([Document("", "1"), None], 10), nothing_done, records_per_chunk=10, capacity=9)
+    opened = DocumentFeed.open(
+        number_documents([Document("", "1"), None], 10), nothing_done, records_per_chunk=10, capacity=9
+    )
     with pytest.raises(ExceptionGroup) as caught:
         async with opened as feed:
             await read_all(feed)

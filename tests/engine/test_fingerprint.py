@@ -7,7 +7,9 @@ from airflow_provider_rollout.engine.fingerprint import changed_keys, config_par
 
 
 def record(**changes):
-    return make_job_record(config_parts(InferenceConfig(**{"server_type": "vllm", "model_name_or_path": "m", **changes})))
+    return make_job_record(
+        config_parts(InferenceConfig(**{"server_type": "vllm", "model_name_or_path": "m", **changes}))
+    )
 
 
 @pytest.mark.parametrize(

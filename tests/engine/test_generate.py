@@ -104,7 +104,9 @@ async def test_any_payload_is_found_again_and_left_as_it_is(payload):
 async def test_the_payload_goes_before_the_defaults():
     """Defaults fill in what is missing, and the model is named."""
     model = Model()
-    await calls(Cache(), model, default_generation_params={"temperature": 0, "max_tokens": 5})({"prompt": "x", "max_tokens": 9})
+    await calls(Cache(), model, default_generation_params={"temperature": 0, "max_tokens": 5})(
+        {"prompt": "x", "max_tokens": 9}
+    )
     assert model.asked == [{"temperature": 0, "max_tokens": 9, "prompt": "x", "model": "m"}]
 
 

@@ -21,7 +21,9 @@ def test_fields_are_filled_in_and_braces_kept():
 
 def test_completions_get_one_prompt():
     """Without chat the system prompt comes first."""
-    assert PromptTemplate("{text}", system_prompt="S", use_chat=False).payload(Document("T", "1")) == {"prompt": "S\n\nT"}
+    assert PromptTemplate("{text}", system_prompt="S", use_chat=False).payload(Document("T", "1")) == {
+        "prompt": "S\n\nT"
+    }
 
 
 @pytest.mark.parametrize("template", ["{text", "{text.__class__}", "{text[0]}", "{text!r}", "{text:>9}", "{}", "{0}"])

@@ -17,13 +17,20 @@ def not_async(document, generate):
 def test_a_function_in_a_file_is_found(tmp_path):
     """A DAG folder is no package."""
     (tmp_path / "sibling.py").write_text("WORD = 'hi'\n")
-    (tmp_path / "mine.py").write_text("from sibling import WORD\nasync def score(document, generate):\n    return WORD\n")
+    (tmp_path / "mine.py").write_text(
+        "from sibling import WORD\nasync def score(document, generate):\n    return WORD\n"
+    )
     assert load_reference(f"{tmp_path}/mine.py:score").__name__ == "score"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("import no_such_module", "No module named"), ("def broken(:", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("", "has no 'score'")],
+    [
+        ("import no_such_module", "No module named"),
+        ("def broken(:", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("", "has no 'score'"),
+    ],
 )
 def test_what_goes_wrong_while_loading_is_named(tmp_path, text, message):
     """One error that names the reference and the cause."""

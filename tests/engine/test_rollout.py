@@ -58,7 +58,12 @@ async def test_a_result_is_kept_as_json_with_what_it_has_cost():
     assert [json.loads(bytes(value)) for value in finished.values] == [
         {"text": "yes", "finish_reason": "stop", "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     ] * 2
-    assert (finished.outcome, finished.requests, finished.prompt_tokens, finished.completion_tokens) == ("written", 2, 6, 4)
+    assert (finished.outcome, finished.requests, finished.prompt_tokens, finished.completion_tokens) == (
+        "written",
+        2,
+        6,
+        4,
+    )
 
 
 async def test_what_the_server_refuses_fails_the_rollout_with_its_status():
@@ -77,7 +82,8 @@ async def test_what_ends_the_job_passes_through_the_users_function(wrapped):
         if not wrapped:
             return await ask(document, generate)
         async with asyncio.TaskGroup() as group:
-            group.create_task(ask(document, generate))
+            asking = group.create_task(ask(document, generate))
+        return asking.result()
 
     with pytest.raises(ServerExitedError):
         await run(rollout, ServerExitedError("gone"))

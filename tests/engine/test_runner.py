@@ -74,7 +74,9 @@ async def test_a_rollout_written_for_datatrove_runs_unchanged(server, tmp_path):
     """document, generate, keyword context; text, finish_reason, usage of the result."""
 
     async def rollout(document, generate, prefix, **kwargs):
-        first = await generate({"messages": [{"role": "user", "content": f"{prefix} {document.text}"}], "max_tokens": 8})
+        first = await generate(
+            {"messages": [{"role": "user", "content": f"{prefix} {document.text}"}], "max_tokens": 8}
+        )
         second = await generate({"messages": [{"role": "user", "content": first.text}]})
         document.metadata["seen"] = True
         return {
@@ -84,7 +86,11 @@ async def test_a_rollout_written_for_datatrove_runs_unchanged(server, tmp_path):
         }
 
     runner = InferenceRunner(
-        rollout, config(server, rollouts_per_document=2), ParquetWriter(tmp_path), shared_context={"prefix": "Q"}, records_per_chunk=2
+        rollout,
+        config(server, rollouts_per_document=2),
+        ParquetWriter(tmp_path),
+        shared_context={"prefix": "Q"},
+        records_per_chunk=2,
     )
     manifest = await runner.run_async(documents("a", "b", "c"))
     rows = await rows_of(tmp_path)
@@ -112,14 +118,22 @@ async def test_every_document_ends_once(server, tmp_path):
     assert (manifest.documents_in, manifest.documents_written) == (7, 2)
     assert (manifest.documents_failed, manifest.documents_dropped) == (4, 1)
     assert [row.id for row in await rows_of(tmp_path)] == ["id-0", "id-6"]
-    causes = {letter["document_id"]: (letter["cause"], letter["status"], letter["attempts"]) for letter in await dead_letters(tmp_path)}
+    causes = {
+        letter["document_id"]: (letter["cause"], letter["status"], letter["attempts"])
+        for letter in await dead_letters(tmp_path)
+    }
     assert causes == {
         "id-2": ("ValueError", None, 1),
         "id-3": ("BadRequestError", 400, 1),
         "id-4": ("RequestRejectedError", 500, 2),
         "id-5": ("TypeError", None, 1),
     }
-    assert manifest.top_causes == {"ValueError": 1, "BadRequestError 400": 1, "RequestRejectedError 500": 1, "TypeError": 1}
+    assert manifest.top_causes == {
+        "ValueError": 1,
+        "BadRequestError 400": 1,
+        "RequestRejectedError 500": 1,
+        "TypeError": 1,
+    }
 
 
 async def test_one_failed_rollout_does_not_take_its_siblings_along(server, tmp_path):
@@ -135,7 +149,9 @@ async def test_one_failed_rollout_does_not_take_its_siblings_along(server, tmp_p
     manifest = await runner.run_async(documents("a"))
     assert (manifest.documents_written, manifest.rollouts_written, manifest.rollouts_failed) == (1, 2, 1)
     assert len((await rows_of(tmp_path))[0].results) == 2
-    assert [(letter["rollout_index"], letter["document_outcome"]) for letter in await dead_letters(tmp_path)] == [(1, "written")]
+    assert [(letter["rollout_index"], letter["document_outcome"]) for letter in await dead_letters(tmp_path)] == [
+        (1, "written")
+    ]
 
 
 async def test_two_identical_calls_are_two_requests_and_a_reused_payload_is_not_edited(server, tmp_path):
@@ -171,7 +187,13 @@ async def test_odd_values_are_written_and_read_back_strict(server, tmp_path, wri
     assert rows[7].id == f"id{clean}7"
     assert rows[7].metadata == {"odd": clean}
     value = rows[7].results[0]
-    assert (value["text"], value["number"], value["big"], value["bytes"], value[clean]) == (clean, None, str(2**70), "eA==", 1)
+    assert (value["text"], value["number"], value["big"], value["bytes"], value[clean]) == (
+        clean,
+        None,
+        str(2**70),
+        "eA==",
+        1,
+    )
 
 
 async def test_a_finished_rank_is_recognised_and_costs_nothing(server, tmp_path):
@@ -185,7 +207,9 @@ async def test_a_finished_rank_is_recognised_and_costs_nothing(server, tmp_path)
 
 async def test_a_changed_configuration_is_refused_by_name_or_restarted(server, tmp_path):
     """Answers of two configurations never mix."""
-    await InferenceRunner(ask, config(server), ParquetWriter(tmp_path), records_per_chunk=1).run_async(documents("a", "b"))
+    await InferenceRunner(ask, config(server), ParquetWriter(tmp_path), records_per_chunk=1).run_async(
+        documents("a", "b")
+    )
     changed = config(server, default_generation_params={"max_tokens": 1})
     with pytest.raises(FingerprintMismatchError, match="another default_generation_params"):
         await InferenceRunner(ask, changed, ParquetWriter(tmp_path), records_per_chunk=1).run_async(documents("a", "b"))
@@ -201,7 +225,9 @@ async def test_a_rerun_token_begins_anew_once(server, tmp_path):
     """The same token resumes, a new one starts over."""
 
     def run(token):
-        return InferenceRunner(ask, config(server), ParquetWriter(tmp_path), rerun_token=token).run_async(documents("a", "b"))
+        return InferenceRunner(ask, config(server), ParquetWriter(tmp_path), rerun_token=token).run_async(
+            documents("a", "b")
+        )
 
     before = requests_seen(server)
     for token in (None, "one", "one", None, "two"):
@@ -222,7 +248,12 @@ async def test_failed_documents_are_asked_again_on_request_and_nothing_else_is(s
     async def run(**changes):
         before = requests_seen(server)
         runner = InferenceRunner(
-            rollout, config(server), ParquetWriter(tmp_path), records_per_chunk=3, identity={"rollout": "fixed"}, **changes
+            rollout,
+            config(server),
+            ParquetWriter(tmp_path),
+            records_per_chunk=3,
+            identity={"rollout": "fixed"},
+            **changes,
         )
         given = [Document(text, "same id") for text in ("a", "refuse", "drop", "b", "c", "d", "refuse")]
         manifest = await runner.run_async(given)
@@ -244,7 +275,10 @@ async def test_failed_documents_are_asked_again_on_request_and_nothing_else_is(s
 async def test_the_budget_ends_the_job_with_the_causes(server, tmp_path):
     """All fail, so not all are tried."""
     runner = InferenceRunner(
-        ask, config(server, max_concurrent_documents=1), ParquetWriter(tmp_path), failure_budget=FailureBudget(max_consecutive_failures=5)
+        ask,
+        config(server, max_concurrent_documents=1),
+        ParquetWriter(tmp_path),
+        failure_budget=FailureBudget(max_consecutive_failures=5),
     )
     with pytest.raises(FailureBudgetError, match="BadRequestError 400: 5"):
         await runner.run_async(documents(*["refuse"] * 50))
@@ -272,7 +306,9 @@ async def test_bad_rows_end_the_job_or_are_counted(server, tmp_path):
     source.write_bytes(b'{"text": "a"}\n[1]\n{"text": "b"}\n{"text": "\xff"}\n')
     with pytest.raises(BadRowError, match=r"in\.jsonl.*2"):
         await InferenceRunner(ask, config(server), ParquetWriter(tmp_path / "out")).run_async([str(source)])
-    runner = InferenceRunner(ask, config(server), ParquetWriter(tmp_path / "out"), reader=ReaderConfig(on_bad_row="skip"))
+    runner = InferenceRunner(
+        ask, config(server), ParquetWriter(tmp_path / "out"), reader=ReaderConfig(on_bad_row="skip")
+    )
     manifest = await runner.run_async([str(source)])
     assert (manifest.documents_in, manifest.documents_written, manifest.bad_rows) == (2, 2, 2)
 
@@ -294,7 +330,11 @@ async def test_the_shared_context_is_open_while_rollouts_run_and_closed_after(se
         return await ask(document, generate)
 
     runner = InferenceRunner(
-        rollout, config(server), ParquetWriter(tmp_path), shared_context=context, failure_budget=FailureBudget(max_failed=0)
+        rollout,
+        config(server),
+        ParquetWriter(tmp_path),
+        shared_context=context,
+        failure_budget=FailureBudget(max_failed=0),
     )
     with pytest.raises(FailureBudgetError):
         await runner.run_async(documents("refuse"))

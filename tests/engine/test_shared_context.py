@@ -28,8 +28,8 @@ async def coroutine():
 
 @pytest.mark.parametrize(
     "given",
-    [{"a": 1}, lambda: {"a": 1}, plain, asynchronous, lambda: plain(), coroutine],
-    ids=["dict", "callable", "context manager", "async context manager", "callable of one", "coroutine function"],
+    [{"a": 1}, lambda: {"a": 1}, plain, asynchronous, coroutine],
+    ids=["dict", "callable", "context manager", "async context manager", "coroutine function"],
 )
 async def test_every_form_gives_the_keyword_arguments(given):
     """Dict, callable, context manager, async context manager."""

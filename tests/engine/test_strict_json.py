@@ -147,7 +147,7 @@ def test_integers_of_any_size_are_read_exactly() -> None:
 
 def test_a_refused_object_is_told_what_to_do() -> None:
     """The message is ours, and not the codec's."""
-    with pytest.raises(TypeError, match="builtins.object has no JSON form; return text"):
+    with pytest.raises(TypeError, match=r"builtins\.object has no JSON form; return text"):
         strict_json.dumps({"a": [object()]})
 
 

@@ -61,9 +61,7 @@ def test_the_job_assumes_the_role_itself_and_stores_no_secret(aws, tmp_path, mon
             job_id="role",
             source=[str(tmp_path / "in.jsonl")],
             output=output,
-            config=InferenceConfig(
-                server_type="endpoint", endpoint_url=server.url, model_name_or_path="dummy"
-            ),
+            config=InferenceConfig(server_type="endpoint", endpoint_url=server.url, model_name_or_path="dummy"),
             prompt_template="{text}",
         )
         assert JobProcess(spec, options, log=tmp_path / "job.log").wait() == 0, (tmp_path / "job.log").read_text()

@@ -69,7 +69,9 @@ def test_a_million_documents_need_little_memory_and_resume_at_once(tmp_path: Pat
             time.sleep(0.02)
         first_request_s = time.monotonic() - began_s
         second_peak_bytes = run_until(job, server, None)
-    print(f"\npeak {first_peak_bytes / 1e6:.0f} and {second_peak_bytes / 1e6:.0f} MB, first request after {first_request_s:.1f} s")
+    print(
+        f"\npeak {first_peak_bytes / 1e6:.0f} and {second_peak_bytes / 1e6:.0f} MB, first request after {first_request_s:.1f} s"
+    )
     manifest = State(spec).manifest()
     assert manifest is not None
     assert manifest.documents_written == DOCUMENTS

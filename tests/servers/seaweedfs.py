@@ -133,7 +133,7 @@ def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
             stderr=out,
             env=environment,
             cwd=log.parent,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - the only way to set it before exec
+            preexec_fn=die_with_parent,
         )
 
 

@@ -58,7 +58,9 @@ async def test_the_first_attempt_has_epoch_one_and_the_next_one_more(store):
 
 async def test_an_attempt_that_beats_is_named_and_left_alone(store, other_process):
     """The second job learns which attempt works, where and since when."""
-    with pytest.raises(AttemptActiveError, match=rf"attempt 1 of rank 0 .* since .* in process {other_process.pid} on "):
+    with pytest.raises(
+        AttemptActiveError, match=rf"attempt 1 of rank 0 .* since .* in process {other_process.pid} on "
+    ):
         await Attempt.claim(store, rank=0, job_id="me", lost_after_s=4.0)
 
 
@@ -94,7 +96,7 @@ async def test_a_fenced_attempt_creates_nothing(store):
     old = await Attempt.claim(store, rank=0, job_id="old")
     await end(old)
     await Attempt.claim(store, rank=0, job_id="new")
-    with pytest.raises(FencedError, match="attempt 1 of rank 0 .* replaced by attempt 2"):
+    with pytest.raises(FencedError, match=r"attempt 1 of rank 0 .* replaced by attempt 2"):
         await old.create(store, "chunks/x", b"old")
     assert not await store.exists("chunks/x")
 

@@ -92,7 +92,9 @@ async def test_a_fenced_attempt_commits_nothing(stores):
 async def test_a_record_that_cannot_be_trusted_is_an_error(stores, data, message):
     """Unreadable is not absent, and foreign is not ours."""
     store, outputs = stores
-    await (await Checkpoint.load(store, 0, "theirs")).commit(await claim(store), outputs, finished(0), extension="jsonl")
+    await (await Checkpoint.load(store, 0, "theirs")).commit(
+        await claim(store), outputs, finished(0), extension="jsonl"
+    )
     if data is not None:
         await store.put(layout.chunk(0, 0), data)
     with pytest.raises(CheckpointError, match=message):

@@ -21,7 +21,15 @@ def store(tmp_path):
 async def test_ranks_that_start_at_once_agree(store):
     """The create-only write decides, and all read it."""
     records = [make_job_record({"model": "m"}) for _ in range(8)]
-    assert len({record.fingerprint for record in await asyncio.gather(*(pin_job(store, item, "refuse") for item in records))}) == 1
+    assert (
+        len(
+            {
+                record.fingerprint
+                for record in await asyncio.gather(*(pin_job(store, item, "refuse") for item in records))
+            }
+        )
+        == 1
+    )
 
 
 async def test_a_changed_key_is_named_or_accepted(store):
