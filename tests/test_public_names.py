@@ -74,7 +74,7 @@ def test_the_config_keeps_the_names_of_datatrove():
 
 
 def test_the_runner_keeps_the_names_of_datatrove():
-    """A pipeline written for datatrove's InferenceRunner is understood; its metadata_key is the writer's here."""
+    """A pipeline written for datatrove's InferenceRunner is understood."""
     parameters = inspect.signature(engine.InferenceRunner).parameters
     expected = {
         "rollout_fn",

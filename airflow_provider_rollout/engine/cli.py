@@ -62,10 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> NoReturn:
-    """Be the process of the command: run it, and end without the interpreter's own tear-down.
+    """Be the process of the command: run it, and end without waiting for threads.
 
-    Threads of the store's client may still hold Python objects then; one that lets go of them while the interpreter goes away aborts
-    the process, and a job that is done would seem to have crashed (PyO3/pyo3-async-runtimes, issue 40; measured: 1 exit in 5).
+    A store that hangs may hold a thread for minutes, and a job that was told to stop must be gone within its bound.
     """
     ended: list[int] = []
     atexit.register(_leave, ended)  # the first to be registered is the last to be called

@@ -7,12 +7,10 @@ failed, dropped when all returned None. Rollouts that failed beside good ones ar
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
-
-from airflow_provider_rollout.engine.document import Document
 
 __all__ = ["DocumentResult", "Failure", "Generate", "InferenceResult", "Outcome", "Rollout", "RolloutResult"]
 
@@ -101,8 +99,9 @@ class Generate(Protocol):
         """
 
 
-class Rollout(Protocol):
-    """The user's function."""
+Rollout = Callable[..., Awaitable[Any]]
+"""The user's function: ``async def rollout(document, generate, **shared_context)``.
 
-    def __call__(self, document: Document, generate: Generate, **shared_context: Any) -> Awaitable[Any]:
-        """Return an InferenceResult, any JSON value, a list of them, or None to drop the rollout."""
+It returns an InferenceResult, any JSON value, a list of them, or None to drop the rollout. Which keyword arguments it names is its own
+affair, so the type says no more.
+"""

@@ -79,6 +79,7 @@ class InferenceRunner:
         shared_context: Any = None,
         checkpoints_dir: str | None = None,
         records_per_chunk: int = DEFAULT_RECORDS_PER_CHUNK,
+        metadata_key: str | None = None,
         skip_bad_requests: bool | None = None,
         failure_budget: FailureBudget | None = None,
         reader: ReaderConfig | None = None,
@@ -100,6 +101,7 @@ class InferenceRunner:
             shared_context: a dict, a context manager (async or not), or a callable that gives one; its entries become keyword arguments.
             checkpoints_dir: folder or URI of the state; by default ``_rollout`` below the output.
             records_per_chunk: documents per output object and commit.
+            metadata_key: the column of the results; by default the writer's.
             skip_bad_requests: False ends the job at the first failed document, as datatrove does; None leaves it to the budget.
             failure_budget: how many documents may fail.
             reader: how rows become documents, when ``data`` names shards.
@@ -114,7 +116,7 @@ class InferenceRunner:
         """
         self._rollout = check_rollout(rollout_fn, getattr(rollout_fn, "__qualname__", repr(rollout_fn)))
         self._config = config
-        self._writer = output_writer
+        self._writer = output_writer.with_metadata_key(metadata_key) if metadata_key else output_writer
         self._shared_context = shared_context
         self._records_per_chunk = records_per_chunk
         budget = failure_budget or FailureBudget()

@@ -28,9 +28,10 @@ from airflow_provider_rollout.hooks.watch import Job
 if TYPE_CHECKING:
     from airflow_provider_rollout.engine.storage.manifest import RankManifest
 
-__all__ = ["announce", "check_event", "read_result", "summary"]
+__all__ = ["announce", "check_event", "is_to_be_resumed", "read_result", "summary"]
 
 _NO_RETRY = frozenset({"InputError", "ConfigError", "ShardError", "BadRowError", "FingerprintMismatchError"})
+_NO_VERDICT = frozenset({"lost", "interrupted", "cancelled"})
 _MAX_CAUSES = 5
 _MAX_TEXT = 200
 _OWN_END = {
@@ -60,6 +61,14 @@ def check_event(event: Any) -> Mapping[str, Any]:
     if event.get("error_class") in _NO_RETRY or event.get("exit_code") == EXIT_BAD_ARGUMENTS:
         kind = RolloutConfigError
     raise kind(_message(event))
+
+
+def is_to_be_resumed(event: Any) -> bool:
+    """Whether the job of an earlier try ended under the watch of this one, without having failed.
+
+    Clearing a deferred task cancels its job while the new try already watches it. That must not cost the new try.
+    """
+    return isinstance(event, Mapping) and event.get("status") in _NO_VERDICT and bool(event["job"].get("reattached"))
 
 
 def read_result(job: Job, aws_conn_id: str | None) -> RankManifest:

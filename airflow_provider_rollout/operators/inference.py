@@ -9,17 +9,12 @@ person who ends the task ends the job.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal
 
-import msgspec
-from airflow.sdk import BaseOperator, Context
-from airflow.sdk.configuration import conf
+from airflow.sdk import Context
 from airflow.sdk.definitions.mappedoperator import OperatorPartial
-from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_rollout.engine.config import (
     DEFAULT_RECORDS_PER_CHUNK,
@@ -28,13 +23,12 @@ from airflow_provider_rollout.engine.config import (
     JobSpec,
 )
 from airflow_provider_rollout.engine.exceptions import InputError, RolloutError
-from airflow_provider_rollout.engine.progress import Progress
-from airflow_provider_rollout.exceptions import RolloutCancelled, RolloutConfigError, RolloutFailed, RolloutJobLost
+from airflow_provider_rollout.exceptions import RolloutConfigError, RolloutFailed
 from airflow_provider_rollout.hooks.store import open_store, store_options
 from airflow_provider_rollout.hooks.vllm import VllmHook
-from airflow_provider_rollout.hooks.watch import Job, job_of, progress_line
+from airflow_provider_rollout.hooks.watch import job_of
 from airflow_provider_rollout.links.inference import RolloutProgressLink
-from airflow_provider_rollout.operators.finish import announce, check_event, read_result, summary
+from airflow_provider_rollout.operators.finish import announce, check_event, is_to_be_resumed, read_result, summary
 from airflow_provider_rollout.operators.memory import mark_finished
 from airflow_provider_rollout.operators.parameters import (
     SealedConfig,
@@ -45,18 +39,14 @@ from airflow_provider_rollout.operators.parameters import (
     split_key,
     with_numbers,
 )
-from airflow_provider_rollout.operators.reference import reference_of
-from airflow_provider_rollout.operators.stop import is_ended_by_person
+from airflow_provider_rollout.operators.reference import as_reference
+from airflow_provider_rollout.operators.watching import SOON_S, WatchingOperator
 from airflow_provider_rollout.operators.work import Work
-from airflow_provider_rollout.triggers.inference import InferenceTrigger
 
 __all__ = ["InferenceOperator"]
 
-_SOON_S = 15.0  # a rank that is done already ends within seconds: not worth a deferral
-_DEFER_MARGIN_S = 120.0  # the trigger cancels at the deadline itself; Airflow's own timeout would leave the job running
 
-
-class InferenceOperator(BaseOperator):
+class InferenceOperator(WatchingOperator):
     """Runs an async rollout function, or a prompt, over every document of a dataset.
 
     Give either ``rollout`` or ``prompt_template``. Map it over ranks with ``InferenceOperator.partial(…, world_size=N).expand(rank=[…])``.
@@ -85,6 +75,7 @@ class InferenceOperator(BaseOperator):
         failure_budget: how many documents may fail.
         retry_failed: ask again for documents that failed in an earlier try.
         on_config_change: "refuse" to resume work that was begun with other parameters, or "restart" it.
+        attempt_lost_after: seconds of silence until a job of another machine counts as lost.
         deferrable: let the triggerer watch, which frees the worker slot.
         poll_interval: seconds between two looks at the job.
         timeout: seconds, or a timedelta, until the job is cancelled.
@@ -107,7 +98,6 @@ class InferenceOperator(BaseOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = {"config": "json", "rollout_kwargs": "json"}
     operator_extra_links = (RolloutProgressLink(),)
     ui_color = "#e6f4ea"
-    _is_stopped = False
 
     def __init__(
         self,
@@ -134,35 +124,23 @@ class InferenceOperator(BaseOperator):
         failure_budget: FailureBudget | Mapping[str, Any] | None = None,
         retry_failed: bool = False,
         on_config_change: Literal["refuse", "restart"] = "refuse",
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        poll_interval: float = 10.0,
-        timeout: float | timedelta | None = None,
-        cancel_on_kill: bool = True,
+        attempt_lost_after: float = 60.0,
         durable: bool = True,
         force_rerun: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.source, self.output_uri, self.checkpoints = (
-            source,
-            output,
-            checkpoints,
-        )  # `output` is Airflow's name for the task's XCom
+        self.source, self.output_uri = source, output  # `output` is Airflow's name for the XCom of a task
         self.config, self._api_key = split_key(config)
-        self.prompt_template, self.system_prompt, self.rollout_kwargs = (
-            prompt_template,
-            system_prompt,
-            rollout_kwargs or {},
-        )
-        self.rollout = reference_of(rollout) if callable(rollout) else rollout
+        self.prompt_template, self.system_prompt, self.checkpoints = prompt_template, system_prompt, checkpoints
+        self.rollout, self.rollout_kwargs = as_reference(rollout), rollout_kwargs or {}
         self.shared_context, self.vllm_conn_id, self.aws_conn_id = shared_context, vllm_conn_id, aws_conn_id
         self.rank, self.world_size, self.records_per_chunk = rank, world_size, records_per_chunk
         self.reader = {"text_field": text_field, "id_field": id_field, "on_bad_row": on_bad_row}
         self.output_format, self.metadata_key, self.failure_budget = output_format, metadata_key, failure_budget or {}
         self.retry_failed, self.on_config_change, self.force_rerun = retry_failed, on_config_change, force_rerun
-        self.deferrable, self.cancel_on_kill, self.durable = deferrable, cancel_on_kill, durable
-        self.poll_interval, self.timeout_s = poll_interval, _seconds(timeout)
-        self._late_places = late_places(self.config)
+        self.attempt_lost_after_sec, self.durable = attempt_lost_after, durable
+        self._late_places = late_places(self.config)  # numbers that come through templates are text
         check_parameters(self._job_fields())
 
     @classmethod
@@ -187,14 +165,14 @@ class InferenceOperator(BaseOperator):
         """
         with _translated():
             work = self._work(context)
-            is_done_already = self.deferrable and asyncio.run(_has_manifest(work))
+            is_done_already = self.deferrable and _has_manifest(work)
             job, event = work.find_or_submit()
         if self._is_stopped:
             self._leave(work, job)
         if event is None and self.deferrable and not is_done_already:
             self._defer(job)
         if event is None:
-            event = self._watch(work, job, for_s=_SOON_S if self.deferrable else None)
+            event = self._watch(work, job, for_s=SOON_S if self.deferrable else None)
         return self._finish(context, event)
 
     def execute_complete(self, context: Context, event: Any) -> dict[str, Any]:
@@ -203,16 +181,12 @@ class InferenceOperator(BaseOperator):
         Raises:
             AirflowException: the job did not succeed; see ``exceptions``.
         """
-        if isinstance(event, Mapping) and event.get("status") == "lost" and job_of(event).reattached:
-            self.log.info("The job of an earlier try was lost; starting one that resumes its work")
+        if is_to_be_resumed(event):
+            self.log.info("The job of an earlier try is %s; starting one that resumes its work", event["status"])
             with _translated():
                 job = self._work(context).submit_again()
             self._defer(job)
         return self._finish(context, event)
-
-    def on_kill(self) -> None:
-        """Leave the watch. Runs inside a signal handler: who ended the task is asked afterwards, when talking to Airflow is safe."""
-        self._is_stopped = True
 
     def _finish(self, context: Context, event: Any) -> dict[str, Any]:
         job = job_of(check_event(event))
@@ -221,57 +195,6 @@ class InferenceOperator(BaseOperator):
             mark_finished(context, job.job_id)
         announce(context, self.outlets, result)
         return result
-
-    def _defer(self, job: Job) -> NoReturn:
-        deadline = None if self.timeout_s is None else time.time() + self.timeout_s
-        trigger = InferenceTrigger(
-            job=msgspec.to_builtins(job),
-            vllm_conn_id=self.vllm_conn_id,
-            aws_conn_id=self.aws_conn_id,
-            poll_interval=self.poll_interval,
-            deadline=deadline,
-            cancel_on_kill=self.cancel_on_kill,
-        )
-        padded = (
-            None if self.timeout_s is None else timedelta(seconds=self.timeout_s + self.poll_interval + _DEFER_MARGIN_S)
-        )
-        self.defer(trigger=trigger, method_name="execute_complete", timeout=padded)
-
-    def _watch(self, work: Work, job: Job, *, for_s: float | None) -> dict[str, Any]:
-        """Watch in the worker; when ``for_s`` is over, defer."""
-        until_s = None if for_s is None else time.monotonic() + for_s
-        deadline = None if self.timeout_s is None else time.time() + self.timeout_s
-        watcher = work.watcher(job)
-        try:
-            event = asyncio.run(
-                watcher.watch(
-                    poll_interval_s=self.poll_interval,
-                    deadline=deadline,
-                    say=self._say,
-                    stopped=lambda: self._is_stopped or (until_s is not None and time.monotonic() > until_s),
-                )
-            )
-        except AirflowTaskTimeout:
-            asyncio.run(watcher.cancel())
-            raise
-        if event["status"] == "lost" and job.reattached:
-            self.log.info("The job of an earlier try was lost; starting one that resumes its work")
-            return self._watch(work, work.submit_again(), for_s=for_s)
-        if event["status"] == "stopped":
-            self._leave(work, job) if self._is_stopped else self._defer(job)
-        return event
-
-    def _leave(self, work: Work, job: Job) -> NoReturn:
-        """The task was told to end: by a person, which ends the job too, or by its machine, which does not."""
-        if self.cancel_on_kill and is_ended_by_person(work.context):
-            self.log.info("The task was ended by hand; cancelling job %s", job.job_id)
-            asyncio.run(work.watcher(job).cancel(kill_after_s=None))  # Airflow kills this process in 5 s
-            raise RolloutCancelled(
-                f"job {job.job_id} was cancelled, for its task was ended by hand; clear the task to resume"
-            )
-        raise RolloutJobLost(
-            f"the worker was told to stop; job {job.job_id} goes on, and the next try of the task watches it again"
-        )
 
     def _work(self, context: Context) -> Work:
         """Everything that this try needs, with all connections looked up."""
@@ -308,9 +231,6 @@ class InferenceOperator(BaseOperator):
             **{name: getattr(self, name) for name in _SAME_NAME},
         }
 
-    def _say(self, progress: Progress) -> None:
-        self.log.info("%s", progress_line(progress))
-
 
 @contextmanager
 def _translated() -> Iterator[None]:
@@ -323,18 +243,15 @@ def _translated() -> Iterator[None]:
         raise RolloutFailed(str(error)) from error
 
 
-async def _has_manifest(work: Work) -> bool:
+def _has_manifest(work: Work) -> bool:
     from airflow_provider_rollout.engine.storage.manifest import read_rank_manifest  # noqa: PLC0415 - not where a DAG is parsed
 
     store = open_store(work.spec.checkpoints_uri, work.aws_conn_id)
-    return await read_rank_manifest(store, work.spec.rank) is not None
-
-
-def _seconds(timeout: float | timedelta | None) -> float | None:
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    return asyncio.run(read_rank_manifest(store, work.spec.rank)) is not None
 
 
 _SAME_NAME = (
     "checkpoints", "rollout", "prompt_template", "system_prompt", "rollout_kwargs", "shared_context", "rank", "world_size",
     "records_per_chunk", "output_format", "metadata_key", "reader", "failure_budget", "retry_failed", "on_config_change",
+    "attempt_lost_after_sec",
 )  # fmt: skip

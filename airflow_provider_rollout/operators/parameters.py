@@ -26,7 +26,7 @@ from airflow_provider_rollout.engine.config import (
     job_spec_bytes,
 )
 from airflow_provider_rollout.engine.exceptions import ConfigError
-from airflow_provider_rollout.operators.reference import reference_of
+from airflow_provider_rollout.operators.reference import as_reference
 
 __all__ = [
     "SealedConfig",
@@ -76,8 +76,7 @@ def check_partial(given: Mapping[str, Any]) -> None:
     values = {name: value for name, value in given.items() if name in fields and value is not None}
     if isinstance(values.get("source"), str):
         values["source"] = [values["source"]]
-    if callable(values.get("rollout")):
-        values["rollout"] = reference_of(values["rollout"])
+    values["rollout"] = as_reference(values.get("rollout"))
     values["reader"] = {item.name: given[item.name] for item in dataclasses.fields(ReaderConfig) if item.name in given}
     check_parameters(values)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from airflow_provider_rollout.engine.exceptions import ConfigError
 
-__all__ = ["reference_of"]
+__all__ = ["as_reference", "reference_of"]
 
 _WHY = "the job runs in a process of its own and loads the function by its name"
 
@@ -45,6 +45,15 @@ def reference_of(function: Callable[..., Any]) -> str:
         )
     _check_signature(inner, name)
     return f"{_place(inner)}:{name}"
+
+
+def as_reference(rollout: Callable[..., Any] | str | None) -> str | None:
+    """A function's reference; what is a reference already, or nothing, stays.
+
+    Raises:
+        ConfigError: see ``reference_of``.
+    """
+    return reference_of(rollout) if callable(rollout) else rollout
 
 
 def _undecorated(function: Any) -> Any:

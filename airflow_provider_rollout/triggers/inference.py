@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_rollout.engine.progress import Progress
+from airflow_provider_rollout.hooks.report import ProgressReport
 from airflow_provider_rollout.hooks.vllm import VllmHook
-from airflow_provider_rollout.hooks.watch import Job, Watcher, progress_line
+from airflow_provider_rollout.hooks.watch import Job, Watcher
 
 __all__ = ["MIN_DEFER_S", "InferenceTrigger"]
 
@@ -79,7 +79,9 @@ class InferenceTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll; yield one event when the job has ended, or when it cannot be seen any more."""
-        event = await self._watcher().watch(poll_interval_s=self.poll_interval, deadline=self.deadline, say=self._say)
+        event = await self._watcher().watch(
+            poll_interval_s=self.poll_interval, deadline=self.deadline, say=ProgressReport(self.log)
+        )
         # Between two machines the clocks may differ, so never more than the whole wait.
         await asyncio.sleep(min(MIN_DEFER_S, max(0.0, self.deferred_at + MIN_DEFER_S - time.time())))
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
@@ -94,6 +96,3 @@ class InferenceTrigger(BaseTrigger):
 
     def _watcher(self) -> Watcher:
         return Watcher(msgspec.convert(self.job, Job), hook=VllmHook(self.vllm_conn_id), aws_conn_id=self.aws_conn_id)
-
-    def _say(self, progress: Progress) -> None:
-        self.log.info("%s", progress_line(progress))

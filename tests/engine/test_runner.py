@@ -101,6 +101,14 @@ async def test_a_rollout_written_for_datatrove_runs_unchanged(server, tmp_path):
     assert (await read_run_manifest(ObjectStore.open(str(tmp_path)))).documents_written == 3
 
 
+async def test_the_column_of_the_results_may_be_named_as_with_datatrove(server, tmp_path):
+    """Metadata_key of the runner goes before the writer's."""
+    runner = InferenceRunner(ask, config(server), ParquetWriter(tmp_path), metadata_key="answers")
+    manifest = await runner.run_async(documents("a"))
+    data = await ObjectStore.open(str(tmp_path)).get(manifest.outputs[0])
+    assert len(read_rows(data, "parquet", "answers")[0].results) == 1
+
+
 async def test_every_document_ends_once(server, tmp_path):
     """Written, failed in the dead letters with its cause, or dropped."""
 

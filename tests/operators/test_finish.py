@@ -11,7 +11,7 @@ from airflow_task import make_context, make_job
 from airflow_provider_rollout import exceptions
 from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.manifest import RankManifest
-from airflow_provider_rollout.operators.finish import announce, check_event, read_result, summary
+from airflow_provider_rollout.operators.finish import announce, check_event, is_to_be_resumed, read_result, summary
 
 JOB = {"job_id": "j", "rank": 2, "checkpoints": "/c", "handle": None}
 
@@ -117,3 +117,20 @@ def test_a_manifest_that_is_gone_or_broken_is_told_apart(tmp_path):
 def test_a_cancelled_task_is_not_started_again_by_airflow():
     """A person stopped it."""
     assert issubclass(exceptions.RolloutCancelled, AirflowFailException)
+
+
+@pytest.mark.parametrize(
+    ("status", "reattached", "resumed"),
+    [
+        ("cancelled", True, True),
+        ("interrupted", True, True),
+        ("lost", True, True),
+        ("failed", True, False),
+        ("succeeded", True, False),
+        ("cancelled", False, False),
+        ("lost", False, False),
+    ],
+)
+def test_a_job_of_an_earlier_try_that_is_still_dying_is_resumed(status, reattached, resumed):
+    """Clearing a deferred task cancels its job while the new try already watches it."""
+    assert is_to_be_resumed({"status": status, "job": {**JOB, "reattached": reattached}}) is resumed

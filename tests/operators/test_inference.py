@@ -1,46 +1,23 @@
 """The operator as a DAG's author sees it: parameters, parsing, templates, waiting, stopping."""
 
+import asyncio
 import dataclasses
 import inspect
 import json
-import threading
-import time
+import os
+from pathlib import Path
 
 import pytest
 from airflow.sdk import DAG, Asset
-from airflow.sdk.exceptions import TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
-from airflow_task import DUMMY, make_context, write_documents
+from airflow_task import DUMMY
 
 from airflow_provider_rollout.engine.config import FailureBudget, InferenceConfig, JobSpec
 from airflow_provider_rollout.engine.exceptions import ConfigError
-from airflow_provider_rollout.exceptions import RolloutCancelled, RolloutConfigError, RolloutJobLost, RolloutTimeout
-from airflow_provider_rollout.launchers.process import ProcessLauncher
+from airflow_provider_rollout.engine.storage.object_store import ObjectStore
+from airflow_provider_rollout.exceptions import RolloutConfigError
 from airflow_provider_rollout.operators.inference import InferenceOperator
 from airflow_provider_rollout.operators.memory import recall
-
-SLOW = {**DUMMY, "model_kwargs": {"latency_ms": 60000}}
-
-
-@pytest.fixture
-def make_operator(tmp_path, monkeypatch):
-    """Makes the task ``ask``; its jobs are ended with the test."""
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(logs))
-    source = write_documents(tmp_path / "in")
-    context = make_context()
-
-    def make(**fields) -> InferenceOperator:
-        values = {"source": source, "output": str(tmp_path / "out"), "config": DUMMY, "prompt_template": "{text}"}
-        return InferenceOperator(task_id="ask", **{**values, "poll_interval": 0.2, "vllm_conn_id": None, **fields})
-
-    make.context = context
-    make.source = source
-    yield make
-    memory = recall(context)
-    if memory is not None and memory.handle is not None:
-        ProcessLauncher().cancel(memory.handle, kill_after_s=0.0)
 
 
 def test_the_operator_takes_everything_that_a_job_can_be_told():
@@ -48,7 +25,7 @@ def test_the_operator_takes_everything_that_a_job_can_be_told():
     known = set(inspect.signature(InferenceOperator.__init__).parameters)
     own = {"job_id", "rerun_token", "reader", "attempt_lost_after_sec"}
     assert {field.name for field in dataclasses.fields(JobSpec)} - own <= known
-    assert {"text_field", "id_field", "on_bad_row", "timeout", "deferrable", "cancel_on_kill", "durable"} <= known
+    assert {"text_field", "id_field", "on_bad_row", "attempt_lost_after", "durable", "force_rerun"} <= known
 
 
 def test_a_wrong_parameter_fails_when_the_dag_is_parsed(make_operator):
@@ -142,26 +119,6 @@ def test_the_worker_waits_and_returns_a_small_result(make_operator):
     assert recall(make_operator.context).finished
 
 
-def test_a_deferred_task_hands_its_job_to_the_trigger_and_takes_the_event_back(make_operator):
-    """No secret goes along, and no timeout of Airflow comes before the trigger's own."""
-    operator = make_operator(deferrable=True, timeout=300, config={**DUMMY, "api_key": "sk-secret"})
-    with pytest.raises(TaskDeferred) as deferral:
-        operator.execute(make_operator.context)
-    _, arguments = deferral.value.trigger.serialize()
-    assert "sk-secret" not in json.dumps(arguments)
-    assert deferral.value.timeout.total_seconds() > 300
-    assert arguments["deadline"] == pytest.approx(time.time() + 300, abs=30)
-    event = _wait_for(operator, arguments["job"], make_operator.context)
-    assert operator.execute_complete(make_operator.context, event)["documents_written"] == 5
-
-
-def test_work_that_is_done_is_not_deferred(make_operator):
-    """The job looks and ends; a deferral would take longer."""
-    make_operator().execute(make_operator.context)
-    result = make_operator(deferrable=True).execute(make_operator.context)
-    assert result["resumed"] == 5
-
-
 def test_a_wrong_spec_that_only_the_job_can_see_is_not_retried(make_operator, tmp_path):
     """The rollout does not import there."""
     (tmp_path / "broken.py").write_text("import no_such_module\nasync def ask(document, generate): ...\n")
@@ -170,39 +127,21 @@ def test_a_wrong_spec_that_only_the_job_can_see_is_not_retried(make_operator, tm
         operator.execute(make_operator.context)
 
 
-def test_the_timeout_cancels_the_job(make_operator):
-    """Its work is kept; a retry resumes it."""
-    operator = make_operator(timeout=1.0, config=SLOW)
-    with pytest.raises(RolloutTimeout, match="deadline"):
-        operator.execute(make_operator.context)
-    assert ProcessLauncher().status(recall(make_operator.context).handle) == "gone"
-
-
-@pytest.mark.parametrize(
-    ("state", "error", "liveness"),
-    [("running", RolloutJobLost, "running"), ("failed", RolloutCancelled, "gone")],
-)
-def test_a_machine_that_goes_away_leaves_the_job_and_a_person_ends_it(make_operator, state, error, liveness):
-    """SIGTERM calls ``on_kill`` in both cases; Airflow's database tells them apart."""
-    operator = make_operator(config=SLOW)
-    context = {**make_operator.context, "ti": make_context(states={"r": {"ask": state}})["ti"]}
-    threading.Timer(2.0, operator.on_kill).start()
-    with pytest.raises(error):
-        operator.execute(context)
-    handle = recall(context).handle
-    until_s = time.monotonic() + 20
-    while ProcessLauncher().status(handle) != liveness and time.monotonic() < until_s:
-        time.sleep(0.1)
-    assert ProcessLauncher().status(handle) == liveness
-
-
-def _wait_for(operator, job, context) -> dict:
-    """The event that the trigger would send, without its wait."""
-    import asyncio
-
-    import msgspec
-
-    from airflow_provider_rollout.hooks.watch import Job
-
-    watcher = operator._work(context).watcher(msgspec.convert(job, Job))
-    return asyncio.run(watcher.watch(poll_interval_s=0.2, deadline=None, say=lambda _: None))
+@pytest.mark.s3
+def test_everything_may_lie_on_s3_behind_an_aws_connection(make_operator, s3, monkeypatch):
+    """Source, output and state; the job, a process of its own, reaches them with the keys of the connection and nothing else."""
+    options, bucket = s3.options(), s3.new_bucket()
+    extra = {"endpoint_url": options.endpoint_url, "region_name": options.region}
+    connection = {"conn_type": "aws", "login": options.access_key_id, "password": options.secret_access_key}
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps({**connection, "extra": extra}))
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    text = Path(make_operator.source.removesuffix("*.jsonl"), "shard.jsonl").read_bytes()
+    asyncio.run(ObjectStore.open(f"s3://{bucket}/in", options).put("shard 1.jsonl", text))
+    operator = make_operator(source=f"s3://{bucket}/in/*.jsonl", output=f"s3://{bucket}/out", aws_conn_id="store")
+    result = operator.execute(make_operator.context)
+    assert result["documents_written"] == 5
+    assert result["manifest_uri"] == f"s3://{bucket}/out/_rollout/manifests/00000.json"
+    stored = asyncio.run(ObjectStore.open(f"s3://{bucket}/out", options).list())
+    assert {"manifest.json", "_SUCCESS", "00000_chunk_00000.parquet"} <= {info.key for info in stored}
+    assert options.secret_access_key not in json.dumps(recall(make_operator.context).handle)

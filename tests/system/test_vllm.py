@@ -130,6 +130,7 @@ def test_a_killed_job_leaves_no_server_and_resumes(run):
     run.wait_for_chunk(job)
     assert len(run.server_processes()) >= 3
     job.signal(signal.SIGKILL)
+    job.wait()
     killed_s = time.monotonic()
     while run.server_processes():
         assert time.monotonic() - killed_s < 10

@@ -35,9 +35,9 @@ async def ask(document: Document, generate: Generate, **shared: Any) -> Inferenc
     return answer if tokens else None
 
 
-async def judge(document: Document, generate: Generate, **shared: Any) -> dict[str, Any]:
+async def judge(document: Document, generate: Generate, *, rubric: str) -> dict[str, Any]:
     """Return JSON, with a keyword of one's own."""
-    answer = await generate({"messages": [], "rubric": shared["rubric"]})
+    answer = await generate({"messages": [], "rubric": rubric})
     return {"text": answer.text, "why": answer.reasoning, "id": document.id}
 
 
@@ -51,7 +51,7 @@ spec = JobSpec(
     reader=ReaderConfig(on_bad_row="skip"),
     failure_budget=FailureBudget(max_failed_share=0.01),
 )
-rollouts: list[Rollout] = [ask]
+rollouts: list[Rollout] = [ask, judge]
 writers: list[ParquetWriter | JsonlWriter] = [ParquetWriter("out"), JsonlWriter("out", compression="zstd")]
 context: AbstractAsyncContextManager[dict[str, Any]] | None = None
 runner = InferenceRunner(rollout_fn=judge, config=config, output_writer=ParquetWriter("s3://bucket/out"))
