@@ -83,10 +83,10 @@ def test_the_runner_keeps_the_names_of_datatrove():
         "shared_context",
         "checkpoints_dir",
         "records_per_chunk",
+        "metadata_key",
         "skip_bad_requests",
     }
     assert expected <= set(parameters)
-    assert "metadata_key" in inspect.signature(engine.ParquetWriter).parameters
     assert inspect.iscoroutinefunction(engine.InferenceRunner.run_async)
     assert {"data", "rank", "world_size"} <= set(inspect.signature(engine.InferenceRunner.run).parameters)
 

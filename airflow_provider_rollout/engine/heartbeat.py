@@ -8,6 +8,7 @@ Invariants: the last record says how the attempt ended, unless a newer attempt e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -161,15 +162,18 @@ class Heartbeat:
     async def _beat(self) -> None:
         marker = layout.cancel(self.attempt.record.job_id)
         while True:
+            was_asked = self._stop.asked.is_set()
             await self.attempt.beat(self.record())
-            if not self._stop.asked.is_set() and await self._store.exists(marker):
+            if not isinstance(self._stop.error, JobCancelledError) and await self._store.exists(marker):
                 self._stop.ask(
-                    JobCancelledError(
-                        f"job {self.attempt.record.job_id} was cancelled; its state is kept and resumable"
-                    ),
-                    0.0,
+                    JobCancelledError(f"job {self.attempt.record.job_id} was cancelled; its state is kept"), 0.0
                 )
-            await asyncio.sleep(self.attempt.heartbeat_s)
+            if was_asked:
+                await asyncio.sleep(self.attempt.heartbeat_s)
+                continue
+            # A signal may belong to a cancel, so the marker is looked for at once.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.asked.wait(), self.attempt.heartbeat_s)
 
     async def _report(self) -> None:
         logged_s = 0.0

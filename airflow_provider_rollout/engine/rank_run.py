@@ -19,7 +19,7 @@ import msgspec
 from airflow_provider_rollout.engine.chunk_tracker import ChunkTracker, OpenChunk
 from airflow_provider_rollout.engine.document import NumberedDocument, Position
 from airflow_provider_rollout.engine.document_feed import DocumentFeed
-from airflow_provider_rollout.engine.exceptions import JobStoppedError
+from airflow_provider_rollout.engine.exceptions import JobCancelledError, JobStoppedError
 from airflow_provider_rollout.engine.failure_policy import FailureKeeper
 from airflow_provider_rollout.engine.finish_chunk import cause_of, finish_chunk
 from airflow_provider_rollout.engine.generate import GenerateRoom
@@ -47,9 +47,10 @@ class Stop:
     grace_s: float = 0.0
 
     def ask(self, error: JobStoppedError, grace_s: float) -> None:
-        """Ask to stop; the first to ask decides, a second request leaves no grace."""
+        """Ask to stop; a second request leaves no grace. A cancel outweighs the signal that came with it."""
         self.grace_s = 0.0 if self.error else grace_s
-        self.error = self.error or error
+        if self.error is None or isinstance(error, JobCancelledError):
+            self.error = error
         self.asked.set()
 
 

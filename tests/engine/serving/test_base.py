@@ -186,16 +186,17 @@ async def test_stopping_is_bounded_whatever_the_server_does(opened):
 
 async def test_a_foreign_server_is_not_taken_for_ours(opened):
     """It serves the right model, but to everybody; as would one that took our port first."""
-    values = {
-        "server_type": "vllm",
-        "server_command": [
-            "sh",
-            "-c",
-            f"unset VLLM_API_KEY; exec {sys.executable} -m {DUMMY} --model m --port $5",
-            "sh",
-        ],
-    }
-    async with opened(is_ready=False, server_start_timeout_sec=1.5, server_start_max_retries=0, **values) as it:
+    foreign = textwrap.dedent("""
+        import http.server, sys
+        class Foreign(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'{"data": [{"id": "m"}]}')
+        http.server.HTTPServer(("127.0.0.1", int(sys.argv[5])), Foreign).serve_forever()
+    """)
+    values = {"server_type": "vllm", "server_command": [sys.executable, "-S", "-c", foreign]}
+    async with opened(is_ready=False, server_start_timeout_sec=3, server_start_max_retries=0, **values) as it:
         with pytest.raises(ServerStartError, match="lets everybody in"):
             await it.dispatcher.wait_ready()
 
