@@ -308,6 +308,22 @@ async def test_ranks_share_the_shards_and_the_last_one_finishes_the_run(server, 
     assert [row.text for row in rows] == [f"t{number}" for number in range(50)]
 
 
+async def test_a_restart_with_fewer_ranks_leaves_no_chunk_of_the_others(server, tmp_path):
+    """A glob over the output gives what the manifest says."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out"
+    source.write_text("".join(json.dumps({"text": f"t{number}"}) + "\n" for number in range(20)))
+    (tmp_path / "out").mkdir()
+    (output / "notes.parquet").write_text("the user's own")
+    for rank in range(4):
+        await InferenceRunner(ask, config(server), ParquetWriter(output)).run_async([str(source)], rank, 4)
+    restart = {"on_config_change": "restart"}
+    for rank in range(2):
+        await InferenceRunner(ask, config(server), ParquetWriter(output), **restart).run_async([str(source)], rank, 2)
+    run = await read_run_manifest(ObjectStore.open(str(output)))
+    assert (run.documents_in, run.world_size) == (20, 2)
+    assert sorted(path.name for path in output.glob("*.parquet")) == [*run.outputs, "notes.parquet"]
+
+
 async def test_bad_rows_end_the_job_or_are_counted(server, tmp_path):
     """The policy is a parameter; the error names shard and line."""
     source = tmp_path / "in.jsonl"

@@ -28,6 +28,7 @@ SUCCESS = "_SUCCESS"
 MANIFESTS = "manifests/"
 SPECS = "specs/"
 
+_OUTPUT = re.compile(r"\d{5,}_chunk_\d{5,}\.(parquet|jsonl|jsonl\.zst)\Z")
 _NUMBER = re.compile(r"(\d+)\.[^/]*\Z")
 
 
@@ -89,6 +90,11 @@ def output(rank: int, chunk_index: int, extension: str) -> str:
 def output_prefix(rank: int) -> str:
     """Prefix of a rank's output objects."""
     return f"{rank:05d}_chunk_"
+
+
+def is_output(key: str) -> bool:
+    """Whether a key of the output is that of a chunk."""
+    return _OUTPUT.match(key) is not None
 
 
 def number(key: str) -> int:

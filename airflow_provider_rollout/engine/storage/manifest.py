@@ -149,6 +149,9 @@ async def write_rank_manifest(store: ObjectStore, attempt: Attempt, manifest: Ra
 
 async def finish_run(store: ObjectStore, outputs: ObjectStore, mine: RankManifest) -> RunManifest | None:
     """Write the run's manifest and ``_SUCCESS`` if all ranks are done; None if some are not."""
+    present = await read_run_manifest(outputs)
+    if present is not None and present.fingerprint == mine.fingerprint and await outputs.exists(layout.SUCCESS):
+        return present  # whatever is done anew removes both first
     keys = [info.key for info in await store.list(layout.MANIFESTS)]
     if len(keys) < mine.world_size:
         return None
@@ -168,9 +171,19 @@ async def finish_run(store: ObjectStore, outputs: ObjectStore, mine: RankManifes
         outputs=[key for rank in sorted(ranks, key=lambda item: item.rank) for key in rank.outputs],
         finished_at=max(rank.finished_at for rank in ranks),
     )
+    await _delete_strays(outputs, run)
     await outputs.put(layout.MANIFEST, msgspec.json.format(msgspec.json.encode(run), indent=2))
     await outputs.put(layout.SUCCESS, b"")
     return run
+
+
+async def _delete_strays(outputs: ObjectStore, run: RunManifest) -> None:
+    """Remove chunks of ours that are no part of the run: a restart with fewer ranks leaves those of the ranks that are no more.
+
+    Whoever reads the output by a glob reads what the manifest says.
+    """
+    ours = [info.key for info in await outputs.list() if layout.is_output(info.key)]
+    await outputs.delete(sorted(set(ours) - set(run.outputs)))
 
 
 async def read_rank_manifest(store: ObjectStore, rank: int) -> RankManifest | None:

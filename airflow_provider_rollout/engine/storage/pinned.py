@@ -35,6 +35,8 @@ async def pin_plan(store: ObjectStore, now: InputPlan, on_change: OnChange) -> I
     """
     pinned = await _pin(store, layout.PLAN, now)
     changes = changed_shards(pinned, now)
+    if pinned.world_size != now.world_size:
+        changes.insert(0, f"it was divided among {pinned.world_size} ranks and is now among {now.world_size}")
     if not changes:
         return pinned
     if on_change == "restart":

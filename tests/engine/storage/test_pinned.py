@@ -54,6 +54,16 @@ async def test_a_changed_shard_is_named(store, tmp_path):
     assert await pin_plan(store, now, "restart") == now
 
 
+async def test_another_number_of_ranks_is_another_division_of_the_input(store, tmp_path):
+    """Rank 1 of 2 is not rank 1 of 4."""
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 10)
+    await pin_plan(store, await make_plan([str(tmp_path / "a.jsonl")], 4), "refuse")
+    now = await make_plan([str(tmp_path / "a.jsonl")], 2)
+    with pytest.raises(FingerprintMismatchError, match="divided among 4 ranks and is now among 2"):
+        await pin_plan(store, now, "refuse")
+    assert await pin_plan(store, now, "restart") == now
+
+
 async def test_an_unreadable_pin_is_an_error(store):
     """A torn job.json does not start the run anew."""
     await store.put(layout.JOB, msgspec.json.encode({"fingerprint": 1}))
