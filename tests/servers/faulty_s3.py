@@ -57,12 +57,14 @@ class FaultyS3:
         faults: the script; may be changed at any time.
         seen: "METHOD /path?query" of each request.
         tokens: session tokens that came with the requests.
+        expired_tokens: those that are refused.
     """
 
     endpoint_url: str
     faults: list[Fault] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
+    expired_tokens: set[str] = field(default_factory=set)
 
     def next_fault(self, request: str) -> Fault | None:
         """The fault that this request meets."""
@@ -146,6 +148,9 @@ class _FaultyHandler(_Quiet):
         request = f"{self.command} {self.path}"
         self.script.seen.append(request)
         self.script.tokens.append(self.headers.get("x-amz-security-token", ""))
+        if self.script.tokens[-1] in self.script.expired_tokens:
+            self.reply(400, {}, _ERROR.format(code="ExpiredToken").encode())
+            return
         fault = self.script.next_fault(request)
         match fault.kind if fault else None:
             case "drop":

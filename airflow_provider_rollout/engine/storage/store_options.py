@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ENVIRONMENT_VARIABLE", "StoreOptions", "build_client"]
 
 ENVIRONMENT_VARIABLE = "ROLLOUT_STORE_OPTIONS"
-_CREDENTIAL_TTL = timedelta(minutes=10)
+_DROPPED_BEFORE_END_S = 300.0  # object_store lets go of credentials so long before their end
 _PROFILE_FILES = ("~/.aws/credentials", "~/.aws/config")
 
 
@@ -50,6 +50,8 @@ class StoreOptions:
         sts_endpoint_url: where the role is assumed, if not at AWS.
         assume_role_kwargs: more arguments of STS AssumeRole.
         verify: False trusts any certificate, a path names a bundle of trusted ones; AWS_CA_BUNDLE does the same.
+        credential_hold_s: seconds for which credentials of a role are used until the session is asked again; botocore renews those that
+            have less than 10 minutes left, so the default never meets their end.
         request_timeout_s: seconds for one HTTP request with its body.
         max_attempts: how often a request that fails without a verdict is made, with pauses of up to 20 s; the default outlasts a store
             that is away for a minute.
@@ -66,6 +68,7 @@ class StoreOptions:
     sts_endpoint_url: str | None = None
     assume_role_kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
     verify: bool | str | None = None
+    credential_hold_s: float = 300.0
     request_timeout_s: float = 120.0
     max_attempts: int = 16
 
@@ -201,7 +204,9 @@ class _SessionCredentials:
             raise StoreError(
                 "no AWS credentials found; set keys, a profile or a role in the connection or the environment"
             )
-        return Boto3CredentialProvider(session, ttl=_CREDENTIAL_TTL)
+        return Boto3CredentialProvider(
+            session, ttl=timedelta(seconds=self._options.credential_hold_s + _DROPPED_BEFORE_END_S)
+        )
 
 
 def _boto3_session(options: StoreOptions) -> boto3.Session:
