@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import atexit
 import json
-import logging
 import os
 import sys
 import time
@@ -64,22 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def program() -> NoReturn:
     """Be the process of the command: run it, and end without waiting for threads.
 
-    A store that hangs may hold a thread for minutes, and a job that was told to stop must be gone within its bound.
+    A store that hangs may hold a thread for minutes, and a job that was told to stop must be gone within its bound. The interpreter
+    joins threads before it calls what is registered with atexit, so these are called here.
     """
-    ended: list[int] = []
-    atexit.register(_leave, ended)  # the first to be registered is the last to be called
-    ended.append(main())
-    sys.exit(ended[0])
-
-
-def _leave(ended: list[int]) -> None:
-    if not ended:
-        return
-    logging.shutdown()
+    code = main()
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # whoever read it has gone
             stream.flush()
-    os._exit(ended[0])
+    os._exit(code)
 
 
 def _parser() -> argparse.ArgumentParser:

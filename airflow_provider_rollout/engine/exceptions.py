@@ -80,6 +80,7 @@ class InferenceError(RolloutError):
         status: HTTP status of the last answer, or None when there was none.
         attempts: how often the request was sent.
         retry_after_s: what the server asked for, in seconds, or None.
+        payload_sha256: SHA-256 of the final payload, as hex; None before ``generate`` has named it.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class InferenceError(RolloutError):
         self.status = status
         self.attempts = attempts
         self.retry_after_s = retry_after_s
+        self.payload_sha256: str | None = None
 
 
 class BadRequestError(InferenceError):

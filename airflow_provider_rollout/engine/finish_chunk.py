@@ -7,7 +7,7 @@ Invariant: every document of the chunk is in it exactly once; if not, nothing is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -22,8 +22,16 @@ from airflow_provider_rollout.engine.storage.output import OutputRow, OutputWrit
 __all__ = ["cause_of", "finish_chunk"]
 
 
-def finish_chunk(chunk: OpenChunk, kept: Sequence[bytes], writer: OutputWriter) -> FinishedChunk:
+def finish_chunk(
+    chunk: OpenChunk, kept: Sequence[bytes], writer: OutputWriter, shard_of: Callable[[int], str | None]
+) -> FinishedChunk:
     """Encode a chunk. CPU only; for a thread.
+
+    Args:
+        chunk: which documents belong to it.
+        kept: its FinishedDocuments as they were kept.
+        writer: makes the output.
+        shard_of: the shard that a part of the input belongs to, for the dead letters.
 
     Raises:
         ManifestError: a document is missing or there twice.
@@ -43,7 +51,7 @@ def finish_chunk(chunk: OpenChunk, kept: Sequence[bytes], writer: OutputWriter) 
         end=chunk.end,
         counts=_count(chunk, documents),
         output=writer.encode(_row(document) for document in written) if written else None,
-        dead_letters=b"".join(_dead_letters(document) for document in failed) if failed else None,
+        dead_letters=b"".join(_dead_letters(document, shard_of) for document in failed) if failed else None,
         failed_numbers=[document.number for document in documents if document.outcome == "failed"],
         dropped={document.number: document.key for document in documents if document.outcome == "dropped"},
         retryable_numbers=[document.number for document in written if document.failures],
@@ -59,14 +67,14 @@ def _row(document: FinishedDocument) -> OutputRow:
     return OutputRow(
         id=document.id,
         text=document.text,
-        metadata=strict_json.loads(bytes(document.metadata)),
-        media=strict_json.loads(bytes(document.media)),
-        results=[strict_json.loads(bytes(value)) for value in document.values],
+        metadata=document.metadata,
+        media=document.media,
+        results=list(document.values),
     )
 
 
-def _dead_letters(document: FinishedDocument) -> bytes:
-    """One line for each failed rollout; the document itself is found by its number and id in the input."""
+def _dead_letters(document: FinishedDocument, shard_of: Callable[[int], str | None]) -> bytes:
+    """One line for each failed rollout; it leads to the document in the input and names the payload, and holds no text of either."""
     return b"".join(
         strict_json.dumps(
             {
@@ -75,6 +83,8 @@ def _dead_letters(document: FinishedDocument) -> bytes:
                 "document_number": document.number,
                 "rollout_index": rollout.rollout_index,
                 "document_outcome": document.outcome,
+                "shard": shard_of(document.end.part_index),
+                "shard_offset": document.end.offset,
                 **msgspec.structs.asdict(rollout.failure),
             }
         )

@@ -19,7 +19,7 @@ import msgspec
 from airflow_provider_rollout.engine import strict_json
 from airflow_provider_rollout.engine.config import InferenceConfig
 from airflow_provider_rollout.engine.document import NumberedDocument
-from airflow_provider_rollout.engine.exceptions import BadRequestError
+from airflow_provider_rollout.engine.exceptions import BadRequestError, InferenceError
 from airflow_provider_rollout.engine.metrics import MetricsKeeper
 from airflow_provider_rollout.engine.result import Failure, InferenceResult
 from airflow_provider_rollout.engine.storage.request_cache import RequestCache
@@ -87,7 +87,14 @@ class RolloutCalls:
             InferenceError: the request ended without a result.
         """
         final = self._final(payload)
-        key = self._key(final)
+        digest = hashlib.sha256(strict_json.dumps(final, sort_keys=True)).digest()
+        try:
+            return await self._ask(final, self._key(digest))
+        except InferenceError as error:
+            error.payload_sha256 = digest.hex()
+            raise
+
+    async def _ask(self, final: Mapping[str, Any], key: bytes) -> InferenceResult:
         cached = self.room.cache.get(key)
         if cached is not None and (cached[:1] == _ANSWER or not self.room.retry_failed):
             return self._replay(cached)
@@ -106,8 +113,7 @@ class RolloutCalls:
         final.setdefault("model", self.room.config.model_name_or_path)
         return final
 
-    def _key(self, final: Mapping[str, Any]) -> bytes:
-        digest = hashlib.sha256(strict_json.dumps(final, sort_keys=True)).digest()
+    def _key(self, digest: bytes) -> bytes:
         ordinal = self._made[digest]
         self._made[digest] += 1
         numbered = self.document
@@ -117,7 +123,7 @@ class RolloutCalls:
         return hashlib.sha256(digest + place.encode("utf-8", "surrogatepass")).digest()
 
     def _keep(self, key: bytes, value: bytes) -> None:
-        self.room.cache.put(self.document.chunk_index, key, value)
+        self.room.cache.put(self.document.chunk_index, self.document.number, key, value)
 
     def _replay(self, cached: bytes) -> InferenceResult:
         self.room.metrics.count("cache_hits")

@@ -40,6 +40,7 @@ __all__ = ["Heartbeat"]
 _log = logging.getLogger(__name__)
 
 _REPORT_S = 1.0
+_LAST_WORD_S = 4.0  # of an attempt that is to stop
 
 
 class Serving(Protocol):
@@ -150,9 +151,11 @@ class Heartbeat:
             server_log_tail=tail,
         )
         try:
-            await self._last(record)
-        except (StoreError, FencedError) as unwritten:
-            _log.warning("how attempt %d ended could not be written: %s", self.attempt.epoch, unwritten)
+            async with asyncio.timeout(_LAST_WORD_S if self._stop.asked.is_set() else None):
+                await self._last(record)
+        except (StoreError, FencedError, TimeoutError) as unwritten:
+            reason = str(unwritten) or f"{self._store.uri} does not answer"
+            _log.warning("how attempt %d ended could not be written: %s", self.attempt.epoch, reason)
 
     async def _last(self, record: AttemptRecord) -> None:
         await self.attempt.beat(record)

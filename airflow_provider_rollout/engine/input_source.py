@@ -6,6 +6,7 @@ Invariant: shards are read as they were when the run began; a shard that has cha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -33,12 +34,14 @@ class InputSource:
         identity: what the fingerprint knows of it.
         trailing_bad_rows: bad rows after the last document, once all is read.
         fraction_before: the share of the input before a place, 0 to 1, as far as sizes tell.
+        shard_of: the URI of the shard that a part belongs to, by the part's index; None for the caller's own documents.
     """
 
     open_at: OpenAt
     identity: Any
     trailing_bad_rows: Callable[[], int]
     fraction_before: Callable[[Position], float]
+    shard_of: Callable[[int], str | None] = lambda _part_index: None
 
     def estimate_total(self, documents_read: int, read_to: Position) -> int | None:
         """Documents in the whole input, judged by how far those read have come; None when that tells nothing yet."""
@@ -83,20 +86,28 @@ async def open_input(
         )
     plan = await pin_plan(store, await make_plan(cast("Sequence[str]", sources), world_size, options), on_change)
     stats = ReadStats()
-    parts = plan.parts_of(rank)
+    parts, weights = plan.parts_of(rank), _weights(plan, rank)
     return InputSource(
         open_at=lambda start, number: read_documents(
             plan, rank, reader, records_per_chunk, start=start, start_number=number, options=options, stats=stats
         ),
         identity={"plan": plan.digest(), "text_field": reader.text_field, "id_field": reader.id_field},
         trailing_bad_rows=lambda: stats.trailing_bad_rows,
-        fraction_before=lambda position: _fraction_before(plan, parts, position),
+        fraction_before=lambda position: _fraction_before(plan, parts, weights, position),
+        shard_of=lambda part_index: plan.shards[parts[part_index].shard_index].uri,
     )
 
 
-def _fraction_before(plan: InputPlan, parts: Sequence[Part], position: Position) -> float:
-    """Parts weigh what their shards do; within a part only a unit that has a known end tells how far."""
-    weights = [_bytes_of(plan, part) for part in parts]
+def _weights(plan: InputPlan, rank: int) -> list[float]:
+    """Bytes of each part of a rank; parts of one shard weigh the same."""
+    parts_per_shard = Counter(part.shard_index for part in plan.parts)
+    return [
+        plan.shards[part.shard_index].size_bytes / parts_per_shard[part.shard_index] for part in plan.parts_of(rank)
+    ]
+
+
+def _fraction_before(plan: InputPlan, parts: Sequence[Part], weights: Sequence[float], position: Position) -> float:
+    """Within a part only a unit that has a known end tells how far."""
     whole = sum(weights)
     if not whole or position.part_index >= len(parts):
         return 0.0
@@ -104,11 +115,6 @@ def _fraction_before(plan: InputPlan, parts: Sequence[Part], position: Position)
     end = part.end if part.end is not None else _end_of(plan, part)
     within = (position.offset - part.start) / (end - part.start) if end and end > part.start else 0.0
     return (sum(weights[: position.part_index]) + within * weights[position.part_index]) / whole
-
-
-def _bytes_of(plan: InputPlan, part: Part) -> float:
-    siblings = sum(other.shard_index == part.shard_index for other in plan.parts)
-    return plan.shards[part.shard_index].size_bytes / siblings
 
 
 def _end_of(plan: InputPlan, part: Part) -> int | None:

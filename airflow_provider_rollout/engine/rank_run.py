@@ -9,8 +9,8 @@ servers are opened only when a document needs them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,25 @@ class Stop:
             self.error = error
         self.asked.set()
 
+    @asynccontextmanager
+    async def bounding(self, after_grace_s: float | None) -> AsyncIterator[None]:
+        """End the block with the stop's error once one is asked for: so long after its grace, or with no grace at all (None)."""
+        async with asyncio.TaskGroup() as group:
+            end = group.create_task(self._end(after_grace_s))
+            yield
+            end.cancel()
+
+    async def _end(self, after_grace_s: float | None) -> None:
+        await self.asked.wait()
+        if after_grace_s is not None:
+            slept_s = 0.0
+            while slept_s < self.grace_s:  # a second request shortens it
+                await asyncio.sleep(0.1)
+                slept_s += 0.1
+            await asyncio.sleep(after_grace_s)
+        if self.error is not None:
+            raise self.error
+
 
 @dataclass(slots=True)
 class RankRun:
@@ -70,6 +89,7 @@ class RankRun:
     failures: FailureKeeper
     metrics: MetricsKeeper
     stop: Stop
+    shard_of: Callable[[int], str | None]
     documents_read: int = 0
     read_to: Position = field(default_factory=Position)
     documents_resumed: int = 0
@@ -84,8 +104,7 @@ class RankRun:
             JobStoppedError: the job was asked to stop; what has ended is kept.
             RolloutError: the job cannot go on.
         """
-        async with asyncio.TaskGroup() as group:
-            deadline = group.create_task(self._end_of_grace())
+        async with self.stop.bounding(0.0), asyncio.TaskGroup() as group:
             committing = group.create_task(self._commit_chunks())
             self._held = await self._next(feed)
             if self._held is not None:
@@ -96,7 +115,6 @@ class RankRun:
                 self._complete.put_nowait(chunk)
             self._complete.put_nowait(None)
             await committing
-            deadline.cancel()
         self.failures.check_share()
 
     async def _work_all(self, feed: DocumentFeed) -> None:
@@ -126,7 +144,8 @@ class RankRun:
         return None
 
     def _keep(self, document: NumberedDocument, finished: FinishedDocument) -> None:
-        self.cache.put_document(document.chunk_index, document.number, document.key, msgspec.json.encode(finished))
+        value, is_settled = msgspec.json.encode(finished), not finished.failures
+        self.cache.put_document(document.chunk_index, document.number, document.key, value, is_settled=is_settled)
         self.metrics.count(f"documents_{finished.outcome}")
         if finished.failures:
             self.metrics.count("rollouts_failed", len(finished.failures))
@@ -143,17 +162,7 @@ class RankRun:
         while (chunk := await self._complete.get()) is not None:
             await self.cache.flush()
             kept = await self.cache.document_rows(chunk.chunk_index)
-            finished = await asyncio.to_thread(finish_chunk, chunk, kept, self.writer)
+            finished = await asyncio.to_thread(finish_chunk, chunk, kept, self.writer, self.shard_of)
             await self.checkpoint.commit(self.attempt, self.outputs, finished, extension=self.writer.extension)
             self.metrics.count("chunks_committed")
             await self.cache.forget(chunk.chunk_index)
-
-    async def _end_of_grace(self) -> None:
-        """Once asked to stop, give the documents in flight their grace, then end the rank."""
-        await self.stop.asked.wait()
-        slept_s = 0.0
-        while slept_s < self.stop.grace_s:
-            await asyncio.sleep(0.1)
-            slept_s += 0.1
-        if self.stop.error is not None:
-            raise self.stop.error

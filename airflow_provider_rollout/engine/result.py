@@ -48,6 +48,8 @@ class Failure(msgspec.Struct, frozen=True):
         status: HTTP status, if the server answered.
         attempts: how often the last request was sent.
         permanent: False when a later attempt might succeed.
+        payload_sha256: SHA-256, as hex, of the final payload (defaults and model filled in; JSON with sorted keys) of the request
+            that failed; None when no request did. It tells equal payloads from different ones without holding any of their text.
     """
 
     cause: str
@@ -55,6 +57,7 @@ class Failure(msgspec.Struct, frozen=True):
     status: int | None = None
     attempts: int = 1
     permanent: bool = True
+    payload_sha256: str | None = None
 
 
 class RolloutResult(msgspec.Struct, frozen=True):

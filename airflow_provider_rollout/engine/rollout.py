@@ -15,8 +15,14 @@ from typing import Any
 import msgspec
 
 from airflow_provider_rollout.engine import strict_json
-from airflow_provider_rollout.engine.document import Document, NumberedDocument
-from airflow_provider_rollout.engine.exceptions import InferenceError, RolloutError, RolloutFunctionError
+from airflow_provider_rollout.engine.document import Document, NumberedDocument, Position
+from airflow_provider_rollout.engine.exceptions import (
+    BadRequestError,
+    InferenceError,
+    QuarantinedError,
+    RolloutError,
+    RolloutFunctionError,
+)
 from airflow_provider_rollout.engine.generate import DocumentUsage, GenerateRoom, RolloutCalls
 from airflow_provider_rollout.engine.prompt import PromptTemplate
 from airflow_provider_rollout.engine.result import (
@@ -35,7 +41,12 @@ _MESSAGE_CHARS = 500  # of a failure's message: enough to tell causes apart, too
 
 
 class FinishedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One ended document, as it is kept until its chunk is written. ``values`` holds one JSON text per result."""
+    """One ended document, as it is kept until its chunk is written.
+
+    Attributes:
+        values: one JSON text per result.
+        end: where the input goes on after it.
+    """
 
     number: int
     key: str
@@ -49,6 +60,7 @@ class FinishedDocument(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     prompt_tokens: int
     completion_tokens: int
+    end: Position = Position()
 
 
 async def run_document(
@@ -119,7 +131,14 @@ def _failure(error: BaseException) -> Failure:
         message = f"{message[:_MESSAGE_CHARS]}…"
     message = _clean(message)
     if isinstance(error, InferenceError):
-        return Failure(cause=type(error).__name__, message=message, status=error.status, attempts=error.attempts)
+        return Failure(
+            cause=type(error).__name__,
+            message=message,
+            status=error.status,
+            attempts=error.attempts,
+            permanent=isinstance(error, (BadRequestError, QuarantinedError)),
+            payload_sha256=error.payload_sha256,
+        )
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -150,6 +169,7 @@ def _finish(numbered: NumberedDocument, result: DocumentResult, usage: DocumentU
         requests=usage.requests,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
+        end=numbered.end,
     )
 
 

@@ -64,6 +64,9 @@ __all__ = ["InferenceRunner"]
 
 _log = logging.getLogger(__name__)
 
+_LEAVE_S = (
+    10.0  # after the grace, for stopping servers and flushing: a store that hangs must not hold the job beyond 30 s
+)
 _READ_AHEAD = 4  # documents read ahead per document in flight, so that no worker waits for the reader
 
 
@@ -157,9 +160,17 @@ class InferenceRunner:
         Raises:
             RolloutError: the job cannot go on; its ``exit_code`` says how a process should end.
         """
+        try:
+            async with self._stop.bounding(_LEAVE_S):
+                return await self._run_attempt(data, rank, world_size)
+        except BaseExceptionGroup as group:
+            raise primary_cause(group) from group
+
+    async def _run_attempt(self, data: Any, rank: int, world_size: int) -> RankManifest:
         store = ObjectStore.open(self._checkpoints, self._options)
         outputs = ObjectStore.open(self._writer.uri, self._options)
-        attempt = await Attempt.claim(store, rank=rank, job_id=self._job_id, lost_after_s=self._lost_after_s)
+        async with self._stop.bounding(None):  # there is nothing to store yet, and the wait may be long
+            attempt = await Attempt.claim(store, rank=rank, job_id=self._job_id, lost_after_s=self._lost_after_s)
         heartbeat = Heartbeat(
             attempt,
             store,
@@ -174,11 +185,8 @@ class InferenceRunner:
                 await finish_run(store, outputs, manifest)
             await heartbeat.end("succeeded", manifest=manifest)
         except BaseException as error:
-            cause = primary_cause(error)
-            await heartbeat.end_with(cause)
-            if cause is error:
-                raise
-            raise cause from error
+            await heartbeat.end_with(primary_cause(error))
+            raise
         return manifest
 
     async def _run_claimed(
@@ -249,6 +257,7 @@ class InferenceRunner:
             failures=heartbeat.failures,
             metrics=heartbeat.metrics,
             stop=self._stop,
+            shard_of=source.shard_of,
         )
         heartbeat.watch(run, source)
         feed_options = {"records_per_chunk": self._records_per_chunk, "capacity": run.workers * _READ_AHEAD}

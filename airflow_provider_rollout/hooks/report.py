@@ -1,29 +1,57 @@
 """Tells a job's progress to the task's log and to Airflow's metrics, from whoever watches the job.
 
-Receives: the watcher's looks.        Hands on: one line per look; counters and gauges.
-Invariants: names are fixed: no id of a DAG, a run or a document is in a name, for each name is a series of its own for ever; the rank is
-a tag, which plain StatsD drops. Counters grow by what is new since the last look. A watcher that comes to a job that already runs counts
-from there on, so that a restarted triggerer does not count twice.
+Receives: the watcher's looks, and the store of the job's state.        Hands on: one line per look; counters, gauges and timings.
+Invariants: names are fixed: no id of a DAG, a run or a document is in a name, for each name is a series of its own for ever. DAG, task and
+rank are tags, which plain StatsD drops. Counters grow by what is new since the last look, whoever looked: what has been told is noted in
+the store before it is told, so that a restarted triggerer, or two of them, do not count twice. Metrics that are off cost nothing, and what
+goes wrong with them never touches the job or its watch.
 
-Counters: ``rollout.documents_written|failed|dropped``, ``rollout.requests_sent|retried``, ``rollout.cache_hits``,
-``rollout.prompt_tokens|completion_tokens``. Gauges: ``rollout.in_flight``, ``rollout.requests_per_s``, ``rollout.completion_tokens_per_s``.
+The names are in ``COUNTERS``, ``GAUGES`` and ``TIMINGS``, each below ``rollout.``; the README tells what they mean.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+from airflow.sdk.configuration import conf
 from airflow.sdk.observability import stats as airflow_stats
 
+from airflow_provider_rollout.engine.exceptions import ObjectNotFoundError, RolloutError
 from airflow_provider_rollout.engine.progress import AttemptRecord, Progress
+from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.hooks.watch import progress_line
 
-__all__ = ["ProgressReport"]
+if TYPE_CHECKING:
+    from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 
-_COUNTERS = (
-    "documents_written", "documents_failed", "documents_dropped", "requests_sent", "requests_retried", "cache_hits", "prompt_tokens",
-    "completion_tokens",
+__all__ = ["COUNTERS", "GAUGES", "TIMINGS", "ProgressReport", "Told"]
+
+COUNTERS = (
+    "documents_written", "documents_failed", "documents_dropped", "requests_sent", "requests_retried", "requests_failed", "cache_hits",
+    "prompt_tokens", "completion_tokens",
 )  # fmt: skip
+GAUGES: dict[str, Callable[[AttemptRecord], float]] = {
+    "in_flight": lambda record: record.queues.get("in_flight", 0),
+    "waiting": lambda record: record.queues.get("waiting", 0),
+    "requests_per_s": lambda record: record.rates_per_s.get("requests_succeeded", 0.0),
+    "prompt_tokens_per_s": lambda record: record.rates_per_s.get("prompt_tokens", 0.0),
+    "completion_tokens_per_s": lambda record: record.rates_per_s.get("completion_tokens", 0.0),
+}
+TIMINGS = ("server_start_duration", "job_duration")
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What has been told of one job.
+
+    Attributes:
+        totals: the counters' sums.
+        timings: the timings that were sent.
+    """
+
+    totals: dict[str, int] = msgspec.field(default_factory=dict)
+    timings: list[str] = msgspec.field(default_factory=list)
 
 
 class _Stats(Protocol):
@@ -31,39 +59,75 @@ class _Stats(Protocol):
 
     def gauge(self, stat: str, value: float, *, tags: Any = None) -> None: ...
 
+    def timing(self, stat: str, dt: Any, *, tags: Any = None) -> None: ...
+
 
 class ProgressReport:
     """Is told of every look at one job.
 
     Args:
         log: the task's or the trigger's.
-        stats: where metrics go; Airflow's own by default.
+        tags: go with every metric; of few values, so no run and no document.
+        stats: where metrics go; by default to Airflow's own, if they are on.
     """
 
-    def __init__(self, log: Any, stats: Any = airflow_stats) -> None:
+    def __init__(self, log: Any, tags: Mapping[str, str] | None = None, stats: Any = None) -> None:
         self._log = log
-        self._stats: _Stats = stats
-        self._counted: dict[str, int] | None = None
+        self._tags = dict(tags or {})
+        self._stats: _Stats | None = stats or (airflow_stats if _metrics_are_on() else None)
 
-    def __call__(self, progress: Progress) -> None:
-        """Log the line and send what is new."""
+    async def __call__(self, progress: Progress, store: ObjectStore) -> None:
+        """Log the line, and send what is new."""
         self._log.info("%s", progress_line(progress))
         record = progress.record
-        if record is None:
-            self._counted = {}
+        if record is None or self._stats is None:
             return
-        totals = {name: record.totals.get(name, 0) for name in _COUNTERS}
-        if self._counted is not None:
-            self._count(totals, self._counted, record)
-        self._counted = totals
-        tags = {"rank": str(record.rank)}
-        rates = record.rates_per_s
-        self._stats.gauge("rollout.in_flight", record.queues.get("in_flight", 0), tags=tags)
-        self._stats.gauge("rollout.requests_per_s", rates.get("requests_succeeded", 0.0), tags=tags)
-        self._stats.gauge("rollout.completion_tokens_per_s", rates.get("completion_tokens", 0.0), tags=tags)
+        try:
+            await self._send(self._stats, record, store, ended=progress.ended)
+        except (RolloutError, OSError) as error:
+            self._log.debug("metrics of job %s were not sent: %s", record.job_id, error)
 
-    def _count(self, totals: dict[str, int], counted: dict[str, int], record: AttemptRecord) -> None:
-        for name, total in totals.items():
-            new = total - counted.get(name, 0)
-            if new > 0:
-                self._stats.incr(f"rollout.{name}", new, tags={"rank": str(record.rank)})
+    async def _send(self, stats: _Stats, record: AttemptRecord, store: ObjectStore, *, ended: bool) -> None:
+        tags = {**self._tags, "rank": str(record.rank)}
+        for name, value_of in GAUGES.items():
+            stats.gauge(f"rollout.{name}", 0.0 if ended else value_of(record), tags=tags)
+        told, version = await _read(store, record.job_id)
+        new = Told(
+            {name: max(record.totals.get(name, 0), told.totals.get(name, 0)) for name in COUNTERS},
+            sorted({*told.timings, *_timings(record, ended=ended)}),
+        )
+        if new == told:
+            return
+        await _note(store, record.job_id, new, version)
+        for name, total in new.totals.items():
+            if total > told.totals.get(name, 0):
+                stats.incr(f"rollout.{name}", total - told.totals.get(name, 0), tags=tags)
+        for name, seconds in _timings(record, ended=ended).items():
+            if name not in told.timings:
+                stats.timing(f"rollout.{name}", 1000.0 * seconds, tags=tags)
+
+
+def _timings(record: AttemptRecord, *, ended: bool) -> dict[str, float]:
+    found = {} if record.server_start_s is None else {"server_start_duration": record.server_start_s}
+    return {**found, "job_duration": record.elapsed_s} if ended else found
+
+
+async def _read(store: ObjectStore, job_id: str) -> tuple[Told, str | None]:
+    try:
+        data, info = await store.get_with_info(layout.reported(job_id))
+    except ObjectNotFoundError:
+        return Told(), None
+    return msgspec.json.decode(data, type=Told), info.version
+
+
+async def _note(store: ObjectStore, job_id: str, told: Told, version: str | None) -> None:
+    """Whoever loses against another watcher raises here and sends nothing."""
+    key, data = layout.reported(job_id), msgspec.json.encode(told)
+    if version is None:
+        await store.create(key, data)
+    else:
+        await store.replace(key, data, version)
+
+
+def _metrics_are_on() -> bool:
+    return any(conf.getboolean("metrics", name, fallback=False) for name in ("statsd_on", "otel_on"))

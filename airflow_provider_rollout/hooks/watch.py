@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +25,7 @@ from airflow_provider_rollout.hooks.vllm import KILL_AFTER_S, VllmHook
 if TYPE_CHECKING:
     from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 
-__all__ = ["Job", "Watcher", "job_of", "progress_line"]
+__all__ = ["Job", "Say", "Watcher", "job_of", "progress_line"]
 
 MAX_FAILED_POLLS = 5
 _FIRST_INTERVAL_S = 0.5  # a rank that is done already, or a wrong parameter, is seen at once
@@ -44,6 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         handle: the launcher's, or None when the launch was not seen to succeed.
         lost_after_s: seconds of silence that mean lost.
         reattached: whether an earlier try of the task started it.
+        tags: go with its metrics.
     """
 
     job_id: str
@@ -52,6 +53,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     handle: dict[str, Any] | None
     lost_after_s: float = 60.0
     reattached: bool = False
+    tags: dict[str, str] = {}
+
+
+Say = Callable[[Progress, "ObjectStore"], Awaitable[None]]
+"""Is told of a look."""
 
 
 class Watcher:
@@ -75,8 +81,11 @@ class Watcher:
         self._version: str | None = None
         self._changed_s = clock()
 
-    async def look(self) -> Progress:
+    async def look(self, say: Say | None = None) -> Progress:
         """How the job stands now.
+
+        Args:
+            say: is told of it.
 
         Raises:
             RolloutError: its state cannot be read.
@@ -89,20 +98,23 @@ class Watcher:
         record, version = (newest[0], newest[1].version) if newest else (None, None)
         if version != self._version:
             self._version, self._changed_s = version, self._clock()
-        return judge(
+        progress = judge(
             record,
             job_id=self.job.job_id,
             liveness=liveness,
             unchanged_s=self._clock() - self._changed_s,
             lost_after_s=self.job.lost_after_s,
         )
+        if say is not None:
+            await say(progress, store)
+        return progress
 
     async def watch(
         self,
         *,
         poll_interval_s: float,
         deadline: float | None,
-        say: Callable[[Progress], None],
+        say: Say,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
         """Look until the job has ended.
@@ -110,7 +122,7 @@ class Watcher:
         Args:
             poll_interval_s: seconds between two looks; the first few follow one another faster.
             deadline: time of day in seconds since 1970 at which the job is cancelled, or None.
-            say: is told of every look.
+            say: is told of every look, with the store of the job's state.
             stopped: whether to leave the watch; looked at several times a second.
 
         Returns:
@@ -176,22 +188,21 @@ class Watcher:
             return "unknown"
         return await asyncio.to_thread(self._hook.status, self.job.handle)
 
-    async def _step(self, deadline: float | None, say: Callable[[Progress], None]) -> dict[str, Any] | None:
-        progress = await self.look()
-        say(progress)
+    async def _step(self, deadline: float | None, say: Say) -> dict[str, Any] | None:
+        progress = await self.look(say)
         if progress.ended:
             return await self.describe(progress)
         if deadline is not None and time.time() >= deadline:
-            return await self._time_out()
+            return await self._time_out(say)
         return None
 
-    async def _time_out(self) -> dict[str, Any]:
+    async def _time_out(self, say: Say) -> dict[str, Any]:
         await self.cancel()
         until_s = self._clock() + _END_WAIT_S
-        progress = await self.look()
+        progress = await self.look(say)
         while not progress.ended and self._clock() < until_s:
             await asyncio.sleep(1.0)
-            progress = await self.look()
+            progress = await self.look(say)
         if progress.verdict == "succeeded":
             return await self.describe(progress)
         return self._event("timeout", f"job {self.job.job_id} passed its deadline and was cancelled: {progress.reason}")

@@ -87,7 +87,7 @@ class WatchingOperator(BaseOperator):
                 watcher.watch(
                     poll_interval_s=self.poll_interval,
                     deadline=self._deadline(),
-                    say=ProgressReport(self.log),
+                    say=ProgressReport(self.log, job.tags),
                     stopped=lambda: self._is_stopped or (until_s is not None and time.monotonic() > until_s),
                 )
             )

@@ -22,6 +22,7 @@ from airflow.sdk import Context
 from airflow_provider_rollout.engine.config import JobSpec, job_spec_bytes
 from airflow_provider_rollout.engine.progress import Progress
 from airflow_provider_rollout.engine.storage import layout
+from airflow_provider_rollout.hooks.report import ProgressReport
 from airflow_provider_rollout.hooks.store import open_store
 from airflow_provider_rollout.hooks.vllm import VllmHook
 from airflow_provider_rollout.hooks.watch import Job, Watcher
@@ -135,7 +136,7 @@ class Work:
     async def _look(self, job: Job) -> tuple[Progress, dict[str, Any] | None]:
         """How it stands, and its event when it has ended, or was never seen to start."""
         watcher = self.watcher(job)
-        progress = await watcher.look()
+        progress = await watcher.look(ProgressReport(log, job.tags))
         never_launched = job.handle is None and progress.verdict == "starting"
         event = await watcher.describe(progress) if progress.ended or never_launched else None
         return progress, event
@@ -148,6 +149,7 @@ class Work:
             handle=memory.handle,
             lost_after_s=self.spec.attempt_lost_after_sec,
             reattached=reattached,
+            tags={"dag_id": self.context["ti"].dag_id, "task_id": self.context["ti"].task_id},
         )
 
     def _remember(self, memory: Memory) -> None:

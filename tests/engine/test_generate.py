@@ -26,7 +26,7 @@ class Cache(dict):
     def get(self, key):
         return super().get(key)
 
-    def put(self, chunk_index, key, value):
+    def put(self, chunk_index, number, key, value):
         self[key] = value
 
 

@@ -22,7 +22,7 @@ class Nothing:
     def get(self, key):
         return None
 
-    def put(self, chunk_index, key, value):
+    def put(self, chunk_index, number, key, value):
         """Forget it."""
 
 

@@ -34,7 +34,7 @@ async def run_dummy(*faults: dict[str, Any], **flags: Any) -> AsyncIterator[Runn
     """Serve in this process; flags as on the command line."""
     arguments = ["--model", "m", "--faults", json.dumps(faults)]
     for name, value in flags.items():
-        arguments += [f"--{name.replace('_', '-')}", str(value)]
+        arguments += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     options, server = make_dummy(arguments)
     async with listening(options, server) as url:
         yield Running(url, server)

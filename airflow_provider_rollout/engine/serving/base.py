@@ -88,6 +88,7 @@ class OwnedServer(InferenceServer):
         self.api_key = api_key
         self._metrics = metrics
         self._extra_environment = extra_environment
+        self.scratch = log_folder
         folder = Path(config.server_log_folder) if config.server_log_folder else log_folder
         self.log_path = folder / f"{config.server_type}_{replica_index}.{os.getpid()}.log"
 
@@ -141,6 +142,7 @@ class OwnedServer(InferenceServer):
         async with process, client:
             error = await self._until_ready(process, client)
             if error is not None:
+                self.start_failed()
                 return error
             self.lane.open(client)
             try:
@@ -222,6 +224,9 @@ class OwnedServer(InferenceServer):
     def may_drop_flags(self) -> bool:
         """Whether the command will be another one the next time, after the server refused its flags."""
         return False
+
+    def start_failed(self) -> None:
+        """The server did not become ready, and is started again if it may be."""
 
     def _start_error(self, words: str, process: ServerProcess) -> ServerStartError:
         hint = start_hint(process.log_tail())

@@ -35,13 +35,14 @@ from airflow_provider_rollout.engine.serving.lane import Lane, Life
 from airflow_provider_rollout.engine.serving.retry import RetryPolicy, wait_before_retry_s
 from airflow_provider_rollout.engine.serving.trial import ALONE_AT_DEATHS, DEATHS_OF_ONE, Trial
 from airflow_provider_rollout.engine.serving.window import SlotWindow
-from airflow_provider_rollout.engine.serving.wire import WireRequest, encode_request
+from airflow_provider_rollout.engine.serving.wire import WireRequest, another_sample, encode_request
 
 __all__ = ["Dispatcher", "open_dispatcher"]
 
 _log = logging.getLogger(__name__)
 
 _DEATH_NOTICE_S = 3.0  # a broken connection precedes the exit of the process; vLLM takes 1.7 s
+_PROBE_S = 1.0
 _PROBATION_REQUESTS = 16  # so many run beside each other that have seen one death: few suspects if they see another
 _REFUSED_ATTEMPTS = (
     3  # of a 403 or 404 while the endpoint has answered nothing else, until it is taken for its own fault
@@ -86,6 +87,8 @@ class Dispatcher:
             while True:
                 try:
                     return await self._attempt(request, trial)
+                except TruncatedError as error:
+                    request = self._asked_anew(error, payload, trial)
                 except InferenceError as error:
                     await self._recover(error, request, trial)
                 self._metrics.count("requests_retried")
@@ -183,14 +186,16 @@ class Dispatcher:
             if not lane.is_owned and lane.life is life:
                 lane.close()
             raise
-        except BaseException:
+        except BaseException as error:
             self._metrics.count("requests_sent")
+            if _is_overload(error):  # said before the slot is free, or it would be handed out under the old limit
+                self._window.overloaded(trial.window_index)
             raise
         finally:
             lane.in_flight -= 1
             if lane.is_reserved:
                 self.lane_changed()
-        life.completed += 1
+        life.complete()
         lane.has_answered = True
         return self._accepted(result)
 
@@ -212,6 +217,18 @@ class Dispatcher:
                 )
         return result
 
+    def _asked_anew(self, error: TruncatedError, payload: Mapping[str, Any], trial: Trial) -> WireRequest:
+        """The request for another sample in place of a truncated one.
+
+        Raises:
+            TruncatedError: there is to be none.
+        """
+        trial.failed(error, time.monotonic())
+        other = another_sample(payload, trial.attempts)
+        if other is None or self._config.on_truncated == "fail" or trial.attempts >= self._policy.max_attempts:
+            raise error
+        return encode_request(other, use_chat=self._config.use_chat)
+
     async def _recover(self, error: InferenceError, request: WireRequest, trial: Trial) -> None:
         """Wait until the request may be sent again.
 
@@ -219,12 +236,6 @@ class Dispatcher:
             InferenceError: it may not.
         """
         trial.failed(error, time.monotonic())
-        if error.status in {429, 503} or isinstance(error, RequestTimeoutError):
-            self._window.overloaded(trial.window_index)
-        if isinstance(error, TruncatedError):
-            if self._config.on_truncated == "fail" or trial.attempts >= self._policy.max_attempts:
-                raise error
-            return
         wait_s = self._wait_s(error, request, trial)
         if trial.may_be_death(error) and trial.life is not None and trial.lane is not None:
             if await self._was_death(error, trial, trial.lane, trial.life, wait_s):
@@ -275,7 +286,7 @@ class Dispatcher:
         """
         if lane.life is life:
             lane.doubtful_until_s = time.monotonic() + _DEATH_NOTICE_S
-        is_broken = isinstance(error, EndpointUnavailableError)
+        is_broken = isinstance(error, EndpointUnavailableError) and not await _still_answers(lane, life)
         has_ended = await life.ends_within(
             max(_DEATH_NOTICE_S, wait_s or 0.0) if is_broken or wait_s is None else wait_s
         )
@@ -287,6 +298,22 @@ class Dispatcher:
                 "The server's log tells what it did"
             )
         return True
+
+
+async def _still_answers(lane: Lane, life: Life) -> bool:
+    """Whether the server that has just broken a connection goes on serving; a process that has died refuses at once."""
+    client = lane.client
+    if client is None or lane.life is not life:
+        return False
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            return (await client.models()).status < 500
+    except (InferenceError, TimeoutError):
+        return False
+
+
+def _is_overload(error: BaseException) -> bool:
+    return isinstance(error, RequestTimeoutError) or (isinstance(error, InferenceError) and error.status in {429, 503})
 
 
 def _requests_in_flight(lane: Lane) -> int:

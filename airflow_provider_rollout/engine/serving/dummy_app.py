@@ -93,7 +93,7 @@ class DummyServer:
             return _json({"object": "list", "data": [{"id": self._options.model, "object": "model"}]})
         if path == "/health":
             return web.Response()
-        if path == "/metrics":
+        if path == "/metrics" and not self._options.no_metrics:
             values = {name: self.counts[name] for name in ("running", "prompt_tokens", "generation_tokens")}
             return web.Response(text=_METRICS.format(model=self._options.model, **values))
         if path == "/stats":
@@ -233,6 +233,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--refuse-status", type=int, default=503)
     parser.add_argument("--faults", help="a JSON list of rules, or a file that holds one; see faults.py")
     parser.add_argument("--log-requests", type=Path, help="file that gets one JSON line per request, across restarts")
+    parser.add_argument("--no-metrics", action="store_true", help="as a server of another maker; /metrics is not found")
     parser.add_argument("--ignore-sigterm", action="store_true", help="go on serving when asked to stop")
     return parser
 

@@ -22,13 +22,20 @@ class Life:
 
     Attributes:
         completed: requests that succeeded in it.
+        completed_at_s: when the last of them did, on the monotonic clock.
         ended_at_s: when it ended, on the monotonic clock; None while it lasts.
     """
 
     def __init__(self) -> None:
         self.completed = 0
+        self.completed_at_s = 0.0
         self.ended_at_s: float | None = None
         self._ended = asyncio.Event()
+
+    def complete(self) -> None:
+        """A request has succeeded."""
+        self.completed += 1
+        self.completed_at_s = time.monotonic()
 
     def end(self) -> None:
         """It is over."""

@@ -16,6 +16,7 @@ ALONE_AT_DEATHS = 2
 DEATHS_OF_ONE = 3
 """So many deaths, the last of them alone, prove it: the request kills servers."""
 
+_LIVED_ON_S = 0.5  # answers that were on their way when the server began to die arrive sooner
 _DYING_S = 5.0  # vLLM exits 1.4 to 1.7 s after its engine has died and every request got a 500
 
 
@@ -78,6 +79,8 @@ class Trial:
         life = self._doubtful
         if life is None or life.ended_at_s is None or life.ended_at_s - self._doubtful_at_s > _DYING_S:
             return False
+        if life.completed_at_s - self._doubtful_at_s > _LIVED_ON_S:
+            return False  # it went on answering after it had failed this request, and died of something else
         self.deaths += 1
         self.attempts -= self._charged
         self._doubtful = None

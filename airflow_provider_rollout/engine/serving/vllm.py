@@ -8,6 +8,7 @@ Source: ``vllm serve --help=all`` and the runs of vLLM 0.32.0 (2026-11-29).
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from airflow_provider_rollout.engine.serving.flags import merge_flags, to_flags
 
 __all__ = ["VllmServer"]
 
+_log = logging.getLogger(__name__)
+
+_SUSPICIOUS_STARTS = 2  # failed starts after which the cache of compiled kernels is suspect
 _RESERVED = frozenset({"host", "port", "uds", "api-key", "served-model-name", "model", "config"})
 
 
@@ -24,6 +28,7 @@ class VllmServer(OwnedServer):
     """A vLLM server."""
 
     _has_comfort_flags = True
+    _failed_starts = 0
 
     def command(self, port: int) -> list[str]:
         """``vllm serve MODEL --host … --port …``, the parallelism, then ``model_kwargs``."""
@@ -47,13 +52,25 @@ class VllmServer(OwnedServer):
         ]
 
     def environment(self) -> dict[str, str]:
-        """The key; and a cache of compiled kernels per replica, for replicas that start together corrupt a shared one."""
+        """The key; and a cache of compiled kernels per replica, for replicas that start together corrupt a shared one.
+
+        After two starts that failed, the cache is an empty one below the job's scratch.
+        """
         values = {"VLLM_API_KEY": self.api_key}
-        if self.config.replicas > 1:
+        if self._failed_starts == _SUSPICIOUS_STARTS:
+            # A corrupt cache fails every start; nothing but an empty one tells whether it is to blame.
+            values["VLLM_CACHE_ROOT"] = str(self.scratch / f"vllm_cache_{self.replica_index}")
+        elif self.config.replicas > 1:
             root = self.config.server_env.get("VLLM_CACHE_ROOT") or os.environ.get("VLLM_CACHE_ROOT")
             base = Path(root) if root else Path.home() / ".cache" / "vllm"
             values["VLLM_CACHE_ROOT"] = str(base / f"replica_{self.replica_index}")
         return values
+
+    def start_failed(self) -> None:
+        """After two failed starts the next one has an empty cache of compiled kernels."""
+        self._failed_starts += 1
+        if self._failed_starts == _SUSPICIOUS_STARTS:
+            _log.warning("%s: the next start is with an empty cache of compiled kernels", self.lane.name)
 
     def may_drop_flags(self) -> bool:
         """A version may not know the flags that are for comfort only; the next start is without them."""

@@ -2,7 +2,8 @@
 
 Receives: a lane, its client.        Hands on: whether it hangs.
 Invariants: health is progress: a request that ended, a token counter that grew, or, where a replica has no counter, a tiny request
-that was answered. An open port and an answer of /health prove nothing. One long generation alone is no hang.
+that was answered. An open port and an answer of /health prove nothing. One long generation alone is no hang. Where only tiny requests have
+been answered for very long, the others are lost: the server lives, and has forgotten them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from airflow_provider_rollout.engine.serving.wire import encode_request
 __all__ = ["Watchdog", "answers_canary"]
 
 _TICK_S = 5.0
+_LOST_AFTER_STALLS = 6  # no generation takes six times what a stall does: an hour, by default
 
 
 async def answers_canary(client: EndpointClient, config: InferenceConfig, timeout_s: float) -> bool:
@@ -52,7 +54,7 @@ class Watchdog:
         self.tick_s = _TICK_S if self._stall_s is None else min(_TICK_S, self._stall_s / 4)
         self._completed = 0
         self._tokens: float | None = None
-        self._moved_at_s = time.monotonic()
+        self._moved_at_s = self._ended_at_s = time.monotonic()
 
     async def has_stalled(self) -> bool:
         """Whether nothing has moved for ``stall_timeout_sec`` although requests are in flight; may take half that time to find out."""
@@ -61,11 +63,14 @@ class Watchdog:
         completed = self._lane.life.completed
         if self._lane.in_flight == 0 or completed != self._completed:
             self._completed = completed
+            self._ended_at_s = time.monotonic()
             return self._has_moved()
         if self._idle_s() < self._stall_s / 2:
             return False
         tokens = await self._client.tokens_total()
         if tokens is None:
+            if time.monotonic() - self._ended_at_s >= self._stall_s * _LOST_AFTER_STALLS:
+                return True
             if await answers_canary(self._client, self._config, self._stall_s / 2):
                 return self._has_moved()
         elif self._tokens is None:

@@ -2,7 +2,8 @@
 
 Receives: who wants to send, and how it went.        Hands on: slots, first come, first served.
 Invariants: a slot is a ``with`` block and so cannot leak; AdaptiveLimit is pure; requests of one window lower the limit only once.
-Source: AIMD with slow start, RFC 5681; the clock of "one round trip" is replaced by counting windows.
+Source: AIMD with slow start, RFC 5681; the clock of "one round trip" is replaced by counting windows. A step back that follows a step
+forward is small, as in CUBIC (RFC 9438): a server that bears 32 is kept at 29 to 33 and not at 16 to 33.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from airflow_provider_rollout.engine.metrics import QueueSizesKeeper
 __all__ = ["AdaptiveLimit", "SlotWindow"]
 
 START_LIMIT = 8  # no burst into a server of unknown size; doubles with every window that passes
+_STEP_BACK = 0.9  # the limit felt its way to one slot too many; what the server bears is just below
+_FALL_BACK = 0.5  # the server bears less than it did, or slow start went far beyond it
 
 
 class AdaptiveLimit:
@@ -31,6 +34,7 @@ class AdaptiveLimit:
         self._ceiling = ceiling
         self._value = float(min(START_LIMIT, ceiling))
         self._is_starting = True
+        self._lowered_to = 0.0
         self.window_index = 0
 
     @property
@@ -47,8 +51,10 @@ class AdaptiveLimit:
         """A request of that window was refused for load, or timed out."""
         if window_index == self.window_index:
             self.window_index += 1
+            has_felt_its_way = not self._is_starting and self._value >= self._lowered_to + 1.0
             self._is_starting = False
-            self._value = max(1.0, self._value / 2.0)
+            self._value = max(1.0, self._value * (_STEP_BACK if has_felt_its_way else _FALL_BACK))
+            self._lowered_to = self._value
 
 
 class SlotWindow:
@@ -104,7 +110,7 @@ class SlotWindow:
             if turn.done() and not turn.cancelled():  # the slot was ours already
                 self._in_use -= 1
                 self._hand_out()
-            else:
+            elif turn in self._waiting:  # or it has been passed over already
                 self._waiting.remove(turn)
             raise
 

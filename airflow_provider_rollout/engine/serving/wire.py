@@ -25,7 +25,7 @@ from airflow_provider_rollout.engine.exceptions import (
 from airflow_provider_rollout.engine.result import InferenceResult
 from airflow_provider_rollout.engine.serving.retry import is_retryable_status
 
-__all__ = ["WireRequest", "encode_request", "read_answer", "refusal"]
+__all__ = ["WireRequest", "another_sample", "encode_request", "read_answer", "refusal"]
 
 CHAT_PATH = "/chat/completions"
 COMPLETIONS_PATH = "/completions"
@@ -77,6 +77,17 @@ def encode_request(payload: Mapping[str, Any], *, use_chat: bool) -> WireRequest
         return WireRequest(path, strict_json.dumps(content), payload)
     except (TypeError, RecursionError) as error:
         raise BadRequestError(f"the payload is not JSON: {error}", attempts=0) from None
+
+
+def another_sample(payload: Mapping[str, Any], attempts: int) -> Mapping[str, Any] | None:
+    """The payload that asks for a sample other than those of the attempts before; None where there is none to be had.
+
+    Without a seed that is the same payload. With one, the next seed: the same would give the same answer again. Greedy sampling has one.
+    """
+    if payload.get("temperature") == 0:
+        return None
+    seed = payload.get("seed")
+    return {**payload, "seed": seed + attempts} if type(seed) is int else payload
 
 
 def read_answer(data: bytes) -> InferenceResult:

@@ -9,6 +9,7 @@ attempt's silence is measured on this process's own monotonic clock, never by co
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from datetime import UTC, datetime
@@ -30,6 +31,8 @@ from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.object_store import ObjectInfo, ObjectStore
 
 __all__ = ["HEARTBEAT_S", "Attempt", "latest_attempt", "process_is_gone", "this_process", "utc_now"]
+
+_log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
 _WATCH_S = 1.0  # how often a claimant looks whether the other attempt moves
@@ -178,6 +181,7 @@ async def _wait_for_end(
     if record.state in ENDED or process_is_gone(record.process):
         return
     first_seen_s = time.monotonic()
+    _log.info("%s; waiting %.0f s at most to see whether it still moves", _where(store, record), lost_after_s)
     while time.monotonic() - first_seen_s < lost_after_s:
         await asyncio.sleep(min(_WATCH_S, lost_after_s / 10))
         now = await latest_attempt(store, rank)
@@ -190,10 +194,14 @@ async def _wait_for_end(
 
 
 def _active(store: ObjectStore, record: AttemptRecord) -> AttemptActiveError:
+    return AttemptActiveError(f"{_where(store, record)}; wait for it, or cancel it")
+
+
+def _where(store: ObjectStore, record: AttemptRecord) -> str:
     process = record.process
-    return AttemptActiveError(
+    return (
         f"attempt {record.epoch} of rank {record.rank} of {store.uri} is at work since {record.started_at} in process {process.pid} on "
-        f"{process.host} (job {record.job_id}); wait for it, or cancel it"
+        f"{process.host} (job {record.job_id})"
     )
 
 

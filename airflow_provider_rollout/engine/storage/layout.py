@@ -15,6 +15,7 @@ Invariant: keys sort in the order of what they count, so one LIST with a start o
     <checkpoints>/failed/{rank}/{chunk}.jsonl     dead letters
     <checkpoints>/manifests/{rank}.json           this rank is done
     <checkpoints>/cancel/{job_id}                 the job is to stop
+    <checkpoints>/reported/{job_id}.json          what a watcher has told Airflow's metrics of this job
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ def spec(job_id: str) -> str:
 def cancel(job_id: str) -> str:
     """The marker that asks a job to stop."""
     return f"cancel/{job_id}"
+
+
+def reported(job_id: str) -> str:
+    """What has been told to metrics."""
+    return f"reported/{job_id}.json"
 
 
 def attempts(rank: int) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, Self
 
 import msgspec
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
@@ -31,7 +32,7 @@ _ROWS_PER_GROUP = 100_000  # a chunk is one row group unless it is very long
 
 
 class OutputRow(msgspec.Struct, frozen=True):
-    """A written document.
+    """A written document. Metadata, media and each result may also be a ``msgspec.Raw``: JSON as it is to be written.
 
     Attributes:
         id: the document's.
@@ -43,8 +44,8 @@ class OutputRow(msgspec.Struct, frozen=True):
 
     id: str
     text: str
-    metadata: dict[str, Any]
-    media: list[Any]
+    metadata: dict[str, Any] | msgspec.Raw
+    media: list[Any] | msgspec.Raw
     results: list[Any]
 
 
@@ -143,8 +144,8 @@ class JsonlWriter(OutputWriter):
         return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data) if self.compression else data
 
     def _line(self, row: OutputRow) -> dict[str, Any]:
-        line = {"id": row.id, "text": row.text, "metadata": row.metadata, "media": row.media}
-        return {**line, self.metadata_key: row.results}
+        line = {"id": row.id, "text": row.text, "metadata": _json_value(row.metadata), "media": _json_value(row.media)}
+        return {**line, self.metadata_key: [_json_value(result) for result in row.results]}
 
 
 def make_writer(
@@ -188,7 +189,11 @@ def _read_parquet(data: bytes, metadata_key: str) -> list[OutputRow]:
 
 
 def _json_text(value: Any) -> str:
-    return strict_json.dumps(value).decode()
+    return (bytes(value) if isinstance(value, msgspec.Raw) else strict_json.dumps(value)).decode()
+
+
+def _json_value(value: Any) -> Any:
+    return orjson.Fragment(bytes(value)) if isinstance(value, msgspec.Raw) else value
 
 
 def _clean(text: str) -> str:

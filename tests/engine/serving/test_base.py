@@ -89,6 +89,25 @@ async def test_a_server_that_dies_at_its_start_is_started_again_so_often(opened)
         assert len(str(caught.value)) < 20_000
 
 
+async def test_a_start_that_a_corrupt_compile_cache_spoils_succeeds_with_an_empty_one(opened, tmp_path):
+    """As vLLM dies where two processes have written its cache at once; the third start has a cache of its own."""
+    vllm = textwrap.dedent(f"""
+        import os, sys
+        if os.path.exists(os.environ["VLLM_CACHE_ROOT"]):
+            sys.exit("torch._inductor: corrupt cache")
+        words = sys.argv[1:]
+        kept = {{"--host", "--port"}}
+        flags = [word for name, word in zip(words, words[1:]) for word in (name, word) if name in kept]
+        os.execv(sys.executable, [sys.executable, "-m", {DUMMY!r}, "--model", words[0], *flags])
+    """)
+    (tmp_path / "cache").mkdir()
+    values = {"server_type": "vllm", "server_command": [sys.executable, "-c", vllm]}
+    environment = {"VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    async with opened(**values, server_env=environment) as it:
+        assert (await it.generate(chat("x"))).text
+        assert it.totals["server_starts"] == 3
+
+
 async def test_a_server_that_is_never_ready_is_given_up(opened):
     """After server_start_timeout_sec, saying what the port answered last."""
     values = {"server_command": ["sleep", "60"], "server_type": "custom"}
@@ -148,6 +167,16 @@ async def test_a_server_that_hangs_is_restarted(opened, tmp_path):
         assert all(isinstance(result, ServerExitedError) for result in results), results
         assert "hangs: 3 requests in flight" in str(results[0])
         assert it.totals["server_starts"] >= 2
+
+
+async def test_a_connection_that_a_living_server_breaks_costs_no_wait_for_its_death(opened):
+    """It answers at once when asked whether it lives; only the back-off is waited for."""
+    flags = {"faults": json.dumps([{"match": "doc 3 ", "action": "cut", "first": 3}])}
+    async with opened(model_kwargs=flags) as it:
+        begun_s = time.monotonic()
+        assert not [result for result in await it.ask(6) if isinstance(result, Exception)]
+        assert time.monotonic() - begun_s < 2
+        assert it.totals["server_starts"] == 1
 
 
 async def test_a_prompt_that_always_gets_500_fails_alone_and_no_server_is_restarted(opened):

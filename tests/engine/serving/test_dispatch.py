@@ -18,6 +18,7 @@ from airflow_provider_rollout.engine.exceptions import (
     ServerStartError,
     TruncatedError,
 )
+from airflow_provider_rollout.engine.serving.dummy_app import answer_words
 
 
 async def test_an_answer_is_counted(opened):
@@ -231,6 +232,24 @@ async def test_a_truncated_answer_is_kept_failed_or_asked_again(opened, policy, 
                 await it.generate(chat("x", max_tokens=2))
         assert dummy.counts["requests"] == requests
         assert it.totals["truncated"] == requests
+
+
+async def test_a_truncated_answer_is_asked_for_again_as_another_sample(opened):
+    """With the next seed, where there is one; where sampling is greedy there is no other answer to be had."""
+    ending = [("stop", seed) for seed in range(40) if answer_words(chat("x", max_tokens=20, seed=seed), 0)[1] == "stop"]
+    first = next(seed for _, seed in ending if seed > 1 and ("stop", seed - 1) not in ending)
+    async with run_dummy() as dummy, opened(dummy, on_truncated="retry") as it:
+        payload = chat("x", max_tokens=20, seed=first - 1)
+        result = await it.generate(payload)
+        assert (result.finish_reason, result.text) == (
+            "stop",
+            " ".join(answer_words(chat("x", max_tokens=20, seed=first), 0)[0]),
+        )
+        assert payload["seed"] == first - 1
+        assert dummy.counts["requests"] == 2
+        with pytest.raises(TruncatedError):
+            await it.generate(chat("y", max_tokens=2, temperature=0.0))
+        assert dummy.counts["requests"] == 3
 
 
 async def test_an_endpoint_that_hangs_is_left_although_it_answers_models(opened):

@@ -72,3 +72,18 @@ def test_an_endpoint_of_others_is_never_seen_dying(trial):
     end(trial.life, 10.1)
     assert not trial.settle()
     assert trial.attempts == 1
+
+
+def test_a_500_after_which_others_were_answered_was_the_requests_own(trial):
+    """The server went on, and was killed by somebody else a moment later."""
+    trial.failed(RequestRejectedError("x", status=500), 10.0)
+    trial.life.completed_at_s = 10.2
+    end(trial.life, 12.0)
+    assert trial.settle(), "what was on its way already proves nothing"
+    again = Trial()
+    again.lane, again.life = trial.lane, Life()
+    again.failed(RequestRejectedError("x", status=500), 10.0)
+    again.life.completed_at_s = 11.0
+    end(again.life, 12.0)
+    assert not again.settle()
+    assert (again.attempts, again.deaths) == (1, 0)

@@ -70,6 +70,16 @@ def test_replicas_have_a_compile_cache_each(tmp_path, monkeypatch):
     assert server(tmp_path, replicas=2).environment()["VLLM_CACHE_ROOT"] == "/cache/replica_1"
 
 
+def test_after_two_failed_starts_the_compile_cache_is_an_empty_one(tmp_path, monkeypatch):
+    """A corrupt cache would fail every start; the empty one goes with the job, and stays for its later starts."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/cache")
+    made = server(tmp_path, replicas=2)
+    made.start_failed()
+    assert made.environment()["VLLM_CACHE_ROOT"] == "/cache/replica_1"
+    made.start_failed()
+    assert made.environment()["VLLM_CACHE_ROOT"] == str(tmp_path / "vllm_cache_1")
+
+
 @pytest.mark.parametrize("name", ["api_key", "port", "host", "served_model_name"])
 def test_what_the_engine_decides_cannot_be_set(tmp_path, name):
     """The port is chosen anew at each start; a key would be visible to all."""

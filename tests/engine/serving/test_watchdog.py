@@ -63,6 +63,14 @@ async def test_a_tiny_request_tells_where_there_is_no_counter(rule, is_alive):
         assert await answers_canary(client, config(use_chat=False), 0.2) is is_alive
 
 
+async def test_requests_that_a_living_server_has_forgotten_are_not_waited_for_without_end():
+    """Where there is no counter and only tiny requests are answered, after six times the limit."""
+    forgetful = [{"match": "doc", "action": "hang"}]
+    async with run_dummy(*forgetful, no_metrics=True) as dummy:
+        assert not await stalled_within(1.0, dummy.url, stall_timeout_sec=0.2)
+        assert await stalled_within(1.0, dummy.url, stall_timeout_sec=0.1)
+
+
 @pytest.mark.parametrize(("status", "is_alive"), [(400, True), (429, True), (500, False)])
 async def test_a_refusal_of_the_tiny_request_is_an_answer_and_a_500_is_none(status, is_alive):
     """A model may want other parameters."""

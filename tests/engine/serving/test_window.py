@@ -37,8 +37,21 @@ def test_refusals_of_one_window_halve_the_limit_once():
     for _ in range(32):
         limit.succeeded(was_full=True)
     assert limit.limit == 32, "after the first overload one window adds one slot"
+
+
+def test_a_step_too_far_costs_little_and_a_server_that_has_become_weaker_much():
+    """Around what a server bears the limit stays near it; refused again at once, it falls by halves."""
+    limit = AdaptiveLimit(1000)
+    for _ in range(56):
+        limit.succeeded(was_full=True)
     limit.overloaded(limit.window_index)
-    assert limit.limit == 16
+    for _ in range(100):
+        limit.succeeded(was_full=True)
+    assert limit.limit == 34
+    limit.overloaded(limit.window_index)
+    assert limit.limit == 31
+    limit.overloaded(limit.window_index)
+    assert limit.limit == 15
 
 
 def test_the_limit_stays_between_one_and_the_ceiling():
@@ -71,6 +84,23 @@ async def test_slots_go_to_the_waiting_in_order_and_none_is_lost_to_a_cancel():
     tasks[0].cancel()  # its turn has been set, it has not run yet
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == [2, 3, 4]
+    assert queues.sizes["waiting"] == 0
+
+
+async def test_all_may_leave_at_once():
+    """As when a job is told to stop: holders and waiters are cancelled in one step, and each ends as cancelled."""
+    queues = QueueSizesKeeper()
+    window = SlotWindow(2, is_adaptive=False, queues=queues)
+
+    async def work() -> None:
+        async with window.slot():
+            await asyncio.sleep(60)
+
+    tasks = [asyncio.create_task(work()) for _ in range(10)]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*tasks, return_exceptions=True))
     assert queues.sizes["waiting"] == 0
     async with asyncio.timeout(1), window.slot():
         pass

@@ -32,7 +32,7 @@ def keep_all(_value):
 async def test_flushed_rows_are_found_by_the_next_attempt(store):
     """The store is the truth; scratch is not."""
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
-        cache.put(0, b"key", b"value")
+        cache.put(0, 1, b"key", b"value")
         cache.put_document(0, 7, "doc", b"document")
         await cache.flush()
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
@@ -55,7 +55,7 @@ async def test_rows_become_durable_without_being_asked_to(store):
     """The flush interval bounds what a kill can cost."""
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
         keeping = asyncio.create_task(cache.keep_durable())
-        cache.put(0, b"key", b"value")
+        cache.put(0, 1, b"key", b"value")
         async with asyncio.timeout(10):
             while not await store.list(layout.cache(0)):
                 await asyncio.sleep(0.05)
@@ -67,18 +67,31 @@ async def test_a_full_segment_does_not_wait_for_the_interval(store):
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
         keeping = asyncio.create_task(cache.keep_durable())
         for number in range(1000):
-            cache.put(0, str(number).encode(), b"value")
+            cache.put(0, number, str(number).encode(), b"value")
         async with asyncio.timeout(1.5):
             while not await store.list(layout.cache(0)):
                 await asyncio.sleep(0.02)
         keeping.cancel()
 
 
+async def test_requests_of_a_document_that_ended_well_are_not_written(store):
+    """Whoever resumes finds the document; one with failures may be asked again, and then its good calls are replayed."""
+    async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
+        for number in range(3):
+            cache.put(0, number, f"key {number}".encode(), b"value")
+        cache.put_document(0, 0, "settled", b"document")
+        cache.put_document(0, 1, "with a failure", b"document", is_settled=False)
+        await cache.flush()
+    async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
+        await cache.restore([], keep_all)
+        assert [cache.get(f"key {number}".encode()) for number in range(3)] == [None, b"value", b"value"]
+
+
 async def test_segments_go_when_all_their_chunks_are_committed(store):
     """State does not outgrow the open chunks."""
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
-        cache.put(0, b"a", b"1")
-        cache.put(1, b"b", b"2")
+        cache.put(0, 1, b"a", b"1")
+        cache.put(1, 2, b"b", b"2")
         await cache.flush()
         await cache.forget(0)
         assert len(await store.list(layout.cache(0))) == 1
@@ -89,7 +102,7 @@ async def test_segments_go_when_all_their_chunks_are_committed(store):
 async def test_segments_of_done_chunks_are_deleted_on_restore(store):
     """An attempt that died between commit and deletion leaves nothing for ever."""
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
-        cache.put(0, b"a", b"1")
+        cache.put(0, 1, b"a", b"1")
         await cache.flush()
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
         await cache.restore([0], keep_all)
@@ -101,9 +114,9 @@ async def test_segments_of_done_chunks_are_deleted_on_restore(store):
 async def test_a_damaged_segment_is_skipped_and_the_others_are_used(store, damage):
     """One bad object costs its own requests and no more."""
     async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
-        cache.put(0, b"a", b"1")
+        cache.put(0, 1, b"a", b"1")
         await cache.flush()
-        cache.put(0, b"b", b"2")
+        cache.put(0, 2, b"b", b"2")
         await cache.flush()
     key = (await store.list(layout.cache(0)))[0].key
     await store.put(key, (await store.get(key))[:-3] if damage is None else damage)
@@ -145,7 +158,7 @@ async def main():
     attempt = await Attempt.claim(store, rank=0, job_id="a")
     async with RequestCache.open(store, attempt, fingerprint="f", scratch=sys.argv[2]) as cache:
         for number in range(4000):
-            cache.put(0, str(number).encode(), b"x" * 1000)
+            cache.put_document(0, number, str(number), b"x" * 1000)
         await cache.document_rows(0)
 try:
     asyncio.run(main())
