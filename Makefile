@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM_DIR ?= .cache/vllm
-FITS_CI := not vllm and not kill and not slow
+FITS_CI := not vllm and not kill and not slow and not stack
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format test-vllm test-kill clean
+.PHONY: help demo test lint format test-vllm test-kill test-airflow benchmark clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,14 @@ test-vllm: $(READY) ## build a real vLLM (CPU, tiny model, about 2 GB in .cache)
 
 test-kill: $(READY) ## kill jobs at many instants and compare with an undisturbed run; takes minutes
 	$(BIN)/pytest -m "kill or slow" --timeout 900
+
+benchmark: $(READY) ## ratios against datatrove, a bare client loop and a real vLLM; 15 minutes on a quiet machine, QUICK=1 for a look
+	@VLLM_DIR="$(abspath $(VLLM_DIR))" $(BIN)/python tests/benchmarks/run.py $(if $(QUICK),--quick)
+
+test-airflow: $(READY) ## a whole Airflow over PostgreSQL, with a real StatsD daemon; its parts are killed while tasks run; takes minutes
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null \
+		|| { apt-get update -q && apt-get install -y -q --no-install-recommends postgresql; }
+	$(BIN)/pytest -m stack --timeout 600
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) .cache .demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage dist build

@@ -30,12 +30,12 @@ def main() -> int:
     started_s = time.monotonic()
     state = run_dag()
     runs = [path.parent for path in sorted(OUTPUT.rglob("_rollout"))]
-    for run in runs:
-        asyncio.run(show(console, run))
+    skipped = [asyncio.run(show(console, run)) for run in runs]
     console.print(f"The DAG run ended as {state} after {time.monotonic() - started_s:.0f} s.")
     if state == "success":
         console.print("Look closer:  .venv/bin/airflow-rollout report", Text(str(runs[0].relative_to(Path.cwd()))))
-        console.print("Run it again: everything is done, and no model is asked.")
+        if not all(skipped):
+            console.print("Run it again: everything is done, and no model is asked.")
     return 0 if state == "success" else 1
 
 
@@ -71,8 +71,8 @@ def run_dag() -> str:
     return str(found.test(run_after=datetime.now(UTC).replace(year=2026, month=1, day=1)).state)
 
 
-async def show(console: Console, output: Path) -> None:
-    """One run, a row for each rank, and what its last attempt had to do."""
+async def show(console: Console, output: Path) -> bool:
+    """One run, a row for each rank, and what its last attempt had to do; whether that was nothing."""
     from airflow_provider_rollout.engine.run_state import RunState
 
     run = await RunState.find(str(output))
@@ -93,8 +93,13 @@ async def show(console: Console, output: Path) -> None:
         )
         table.add_row(*map(str, numbers))
     console.print(table)
-    if all(attempt.documents_resumed == attempt.documents_done for attempt in attempts.values()):
+    is_skipped = all(
+        attempt.state == "succeeded" and attempt.documents_resumed == attempt.documents_done
+        for attempt in attempts.values()
+    )
+    if is_skipped:
         console.print("Everything was done already, and was skipped.")
+    return is_skipped
 
 
 if __name__ == "__main__":

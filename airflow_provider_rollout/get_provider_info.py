@@ -28,7 +28,27 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "extra-links": ["airflow_provider_rollout.links.inference.RolloutProgressLink"],
         "connection-types": [_CONNECTION],
+        "cli": ["airflow_provider_rollout.commands.get_rollout_commands"],
+        "config": {"rollout": {"description": "Rollout tasks and their jobs.", "options": _OPTIONS}},
     }
+
+
+_OPTIONS: dict[str, Any] = {
+    "poll_interval": {
+        "description": "Seconds between two looks at a job, where a task does not say.",
+        "version_added": "0.1.0",
+        "type": "float",
+        "example": "30",
+        "default": "10",
+    },
+    "job_log_folder": {
+        "description": "Folder for the logs of jobs that run beside the worker; empty for one below the temporary folder.",
+        "version_added": "0.1.0",
+        "type": "string",
+        "example": "/var/log/airflow/rollout",
+        "default": "",
+    },
+}
 
 
 _CONNECTION: dict[str, Any] = {

@@ -52,6 +52,10 @@ def make_context(*, states: Any = None, map_index: int = -1) -> dict[str, Any]:
     return {"ti": ti, "task_state_store": StateStore(), "outlet_events": OutletEvents()}
 
 
+async def say_nothing(progress: Any, store: Any) -> None:
+    """For a watch that nobody listens to."""
+
+
 def write_documents(folder: Path, count: int = 5) -> str:
     """A shard, and the glob that finds it."""
     folder.mkdir(parents=True, exist_ok=True)

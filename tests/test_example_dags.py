@@ -74,6 +74,24 @@ def test_ranks_over_shards_and_the_check_of_their_manifests(dags):
 
 
 @ignored
+def test_a_dated_partition_is_found_again_by_a_run_by_hand(dags, output):
+    """A run of a day and one without a logical date write to the same place; the second one asks for nothing."""
+    from datetime import UTC, datetime
+
+    now = datetime.now(UTC)
+    run = dags["dated_partitions"].test(logical_date=now.replace(hour=0, minute=0))
+    assert run.state == "success"
+    first = [result_of(run, "ask", rank) for rank in range(2)]
+    assert sum(result["documents_written"] for result in first) == 24
+    assert (output / f"answers/{now:%Y-%m-%d}/_SUCCESS").exists()
+    again = dags["dated_partitions"].test()
+    assert again.state == "success"
+    assert [result_of(again, "ask", rank)["resumed"] for rank in range(2)] == [
+        result["documents_in"] for result in first
+    ]
+
+
+@ignored
 def test_airflow_tells_a_running_task_that_it_runs(airflow_db):
     """What a task that got SIGTERM asks, to tell a person from a machine, is asked of Airflow's real API; mapped or not."""
     from airflow.dag_processing.dagbag import DagBag

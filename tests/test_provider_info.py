@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ def class_names() -> list[str]:
     """Every class or function that the entry names."""
     return [
         *INFO["extra-links"],
+        *INFO["cli"],
         *(decorator["class-name"] for decorator in INFO["task-decorators"]),
         *(connection["hook-class-name"] for connection in INFO["connection-types"]),
     ]
@@ -51,6 +54,42 @@ def test_airflow_draws_the_form_of_the_connection():
     manager = ProvidersManager()
     assert {"extra__vllm__launcher", "extra__vllm__vllm_command"} <= set(manager.connection_form_widgets)
     assert manager.field_behaviours["vllm"]["relabeling"]["password"] == "API key"
+
+
+def test_airflows_configuration_knows_our_section_and_its_defaults():
+    """An operator may set it like any other option of Airflow's."""
+    from airflow.providers_manager import ProvidersManager
+
+    manager = ProvidersManager()
+    manager.initialize_providers_configuration()
+    options = dict(manager.provider_configs)["airflow-provider-rollout"]["rollout"]["options"]
+    assert {name: option["default"] for name, option in options.items()} == {
+        "poll_interval": "10",
+        "job_log_folder": "",
+    }
+
+
+def test_a_configured_poll_interval_is_the_operators_default():
+    """Where the task does not say."""
+    program = (
+        "from airflow_provider_rollout.operators.inference import InferenceOperator as O; "
+        "config = {'server_type': 'dummy', 'model_name_or_path': 'm'}; "
+        "print(O(task_id='t', source='s', output='o', prompt_template='p', config=config).poll_interval)"
+    )
+    environment = {**os.environ, "AIRFLOW__ROLLOUT__POLL_INTERVAL": "33"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout.split()[-1] == "33.0", done.stderr
+
+
+def test_the_entry_is_valid_against_airflows_schema():
+    """Airflow drops an entry that is not."""
+    import airflow
+    import jsonschema
+
+    schema = json.loads((Path(airflow.__file__).parent / "provider_info.schema.json").read_text())
+    jsonschema.validate(INFO, schema)
 
 
 def test_a_worker_finds_the_hook_by_the_type_of_the_connection():

@@ -37,7 +37,7 @@ from airflow_provider_rollout.engine.progress_bar import show_progress
 from airflow_provider_rollout.engine.run_state import RankStatus, RunState, Watch
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 
-__all__ = ["main", "program"]
+__all__ = ["leave", "main", "program"]
 
 _LOOK_EVERY_S = 2.0
 _WAIT_S = 12.0  # two heartbeats: a rank that does not move in this time is not at work, or only just
@@ -61,13 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> NoReturn:
-    """Be the process of the command: run it, and end without waiting for threads.
+    """Be the process of the command."""
+    leave(main())
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without waiting for threads.
 
     A store that hangs may hold a thread for minutes, and a job that was told to stop must be gone within its bound. The interpreter
     joins threads before it calls what is registered with atexit, so these are called here.
     """
-    code = main()
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # noqa: SLF001 - it has no public name
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # whoever read it has gone
             stream.flush()

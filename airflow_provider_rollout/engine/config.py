@@ -8,7 +8,6 @@ Invariants: a wrong value, a wrong type or an unknown name raises ConfigError wh
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -69,6 +68,8 @@ class _Checked:
         known = [item.name for item in dataclasses.fields(cls)]  # type: ignore[arg-type]
         for name in values:
             if name not in known:
+                import difflib  # noqa: PLC0415 - only for a name that is wrong; it takes milliseconds
+
                 near = difflib.get_close_matches(str(name), known, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
                 raise ConfigError(f"{cls.__name__} has no parameter {name!r}{hint}")

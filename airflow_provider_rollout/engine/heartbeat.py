@@ -80,6 +80,7 @@ class Heartbeat:
         self._run: RankRun | None = None
         self._source: InputSource | None = None
         self._committed_before = 0
+        self._beating = asyncio.Lock()
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Count what earlier attempts have committed."""
@@ -98,9 +99,15 @@ class Heartbeat:
         """Beat for as long as the block runs; a fence ends the block."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._beat()), group.create_task(self._report())]
-            yield
-            for task in tasks:
-                task.cancel()
+            try:
+                yield
+            finally:
+                # A beat that is under way would overwrite the last record.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LAST_WORD_S), self._beating:
+                        tasks[0].cancel()
+                for task in tasks:
+                    task.cancel()
 
     @asynccontextmanager
     async def serving(self, dispatcher: Serving) -> AsyncIterator[None]:
@@ -166,7 +173,8 @@ class Heartbeat:
         marker = layout.cancel(self.attempt.record.job_id)
         while True:
             was_asked = self._stop.asked.is_set()
-            await self.attempt.beat(self.record())
+            async with self._beating:
+                await self.attempt.beat(self.record())
             if not isinstance(self._stop.error, JobCancelledError) and await self._store.exists(marker):
                 self._stop.ask(
                     JobCancelledError(f"job {self.attempt.record.job_id} was cancelled; its state is kept"), 0.0

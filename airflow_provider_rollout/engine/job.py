@@ -31,7 +31,7 @@ from airflow_provider_rollout.engine.result import Rollout
 from airflow_provider_rollout.engine.rollout import prompt_rollout
 from airflow_provider_rollout.engine.runner import InferenceRunner
 from airflow_provider_rollout.engine.shared_context import open_shared_context
-from airflow_provider_rollout.engine.storage.attempt import Attempt, latest_attempt, process_is_gone, utc_now
+from airflow_provider_rollout.engine.storage.attempt import Attempt, latest_attempt, process_is_gone
 from airflow_provider_rollout.engine.storage.manifest import RankManifest
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 from airflow_provider_rollout.engine.storage.output import make_writer
@@ -92,7 +92,7 @@ def _rollout_of(spec: JobSpec) -> tuple[Rollout, dict[str, Any]]:
         rollout = prompt_rollout(spec.prompt_template, system_prompt=spec.system_prompt, use_chat=spec.config.use_chat)
         # The template is all there is to a prompt rollout; how it is filled in belongs to the release and not to the work.
         prompt = {"prompt_template": spec.prompt_template, "system_prompt": spec.system_prompt}
-        return rollout, {"rollout": prompt, **arguments}
+        return rollout, {"rollout": None, **prompt, **arguments}
     reference = str(spec.rollout)
     return check_rollout(load_reference(reference), reference), arguments
 
@@ -143,6 +143,5 @@ async def _record_refusal(spec: JobSpec, error: RolloutError) -> None:
             error=str(error),
             error_class=type(error).__name__,
             exit_code=error.exit_code,
-            updated_at=utc_now(),
         )
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 import msgspec
 
@@ -35,20 +36,37 @@ class Snapshot(msgspec.Struct, frozen=True):
     elapsed_s: float
 
 
+class _Gauge:
+    """A block that counts one more for as long as it runs; it keeps nothing of its own, so one serves all blocks of a name."""
+
+    __slots__ = ("_name", "_sizes")
+
+    def __init__(self, sizes: Counter[str], name: str) -> None:
+        self._sizes = sizes
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._sizes[self._name] += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sizes[self._name] -= 1
+
+
 class QueueSizesKeeper:
     """Sizes of queues and numbers in flight."""
 
     def __init__(self) -> None:
         self.sizes: Counter[str] = Counter()
+        self._gauges: dict[str, _Gauge] = {}
 
-    @contextmanager
-    def track(self, name: str) -> Iterator[None]:
+    def track(self, name: str) -> AbstractContextManager[None]:
         """Count one more in ``name`` for as long as the block runs."""
-        self.sizes[name] += 1
-        try:
-            yield
-        finally:
-            self.sizes[name] -= 1
+        gauge = self._gauges.get(name)
+        if gauge is None:
+            gauge = self._gauges[name] = _Gauge(self.sizes, name)
+        return gauge
 
     def set(self, name: str, size: int) -> None:
         """Say how many are in ``name`` now."""

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from airflow_provider_rollout.engine.progress import AttemptRecord
 from airflow_provider_rollout.engine.run_report import duration, progress_line
@@ -52,20 +53,19 @@ def show_progress() -> Iterator[Show]:
 def _bar(console: Console) -> Iterator[Show]:
     columns = (
         TextColumn("[bold]{task.fields[state]}"),
-        BarColumn(),
-        TextColumn("{task.fields[documents]} documents"),
-        TextColumn("{task.fields[facts]}"),
-        TimeElapsedColumn(),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),  # what the words leave, down to nothing
+        TextColumn("{task.fields[documents]}", table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
     )
-    with Progress(*columns, console=console, transient=False) as progress:
-        task_id = progress.add_task("", total=None, state="starting", documents="0/?", facts="")
+    with Progress(*columns, console=console, transient=False, expand=True) as progress:
+        task_id = progress.add_task("", total=None, state="starting", documents="", facts="")
 
         def show(record: AttemptRecord) -> None:
             rates, totals, total = record.rates_per_s, record.totals, record.documents_total
             facts = [
-                f"{rates.get('requests_succeeded', 0.0):.1f} requests/s",
-                f"{rates.get('completion_tokens', 0.0):,.0f} tokens/s",
-                f"{totals.get('cache_hits', 0):,} cache hits",
+                f"{rates.get('requests_succeeded', 0.0):.1f} req/s",
+                f"{rates.get('completion_tokens', 0.0):,.0f} tok/s",
+                f"{totals.get('cache_hits', 0):,} cached",
                 f"{totals.get('documents_failed', 0):,} failed",
                 f"{duration(record.eta_s)} left",
             ]
@@ -73,9 +73,9 @@ def _bar(console: Console) -> Iterator[Show]:
                 task_id,
                 total=total,
                 completed=record.documents_done,
-                state=record.state,
+                state=record.state.removesuffix("_server"),
                 documents=f"{record.documents_done:,}/{'?' if total is None else f'{total:,}'}",
-                facts=" · ".join(facts),
+                facts="  ".join(facts),
             )
 
         yield show
@@ -88,6 +88,8 @@ def _log_changes() -> Show:
         nonlocal state
         if record.state != state:
             state = record.state
+            if state in {"failed", "cancelled"} and not record.documents_done:
+                return  # nothing has gone on; the error says it all
             _LOGGER.info(progress_line(record))
 
     return show

@@ -17,7 +17,7 @@ from airflow_provider_rollout.engine.exceptions import CheckpointError
 from airflow_provider_rollout.engine.rollout import FinishedDocument
 from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.attempt import Attempt
-from airflow_provider_rollout.engine.storage.checkpoint import Checkpoint, ChunkRecord
+from airflow_provider_rollout.engine.storage.checkpoint import Checkpoint, ChunkRecord, remove_proofs
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 from airflow_provider_rollout.engine.storage.output import OutputRow, OutputWriter, read_rows
 from airflow_provider_rollout.engine.storage.request_cache import RequestCache
@@ -40,7 +40,7 @@ async def reopen_chunks(
     attempt: Attempt,
     writer: OutputWriter,
 ) -> None:
-    """Turn done chunks into open ones.
+    """Turn done chunks into open ones; with none, see that nothing says the rank is done, for it is not.
 
     Raises:
         CheckpointError: an output object is not the one that its commit record names.
@@ -52,12 +52,10 @@ async def reopen_chunks(
             cache.put_document(record.chunk_index, document.number, document.key, msgspec.json.encode(document))
             cache.restored_documents[record.chunk_index, document.number] = document.key
     await cache.flush()
-    await attempt.check_fence()
-    await outputs.delete([layout.SUCCESS, layout.MANIFEST])
-    await store.delete([layout.rank_manifest(attempt.record.rank)])
+    await remove_proofs(store, outputs, attempt)
     for record in records:
+        await attempt.check_fence()
         await store.delete([layout.chunk(attempt.record.rank, record.chunk_index)])
-        await store.delete([record.dead_letters_key] if record.dead_letters_key else [])
         checkpoint.reopen(record.chunk_index)
 
 
@@ -72,8 +70,10 @@ async def _kept_documents(
     kept = []
     for number in range(record.first_number, record.end_number):
         if number in record.dropped:
-            kept.append(_document(number, record.dropped[number], None))
-            seen[record.dropped[number].rpartition("#")[0] or record.dropped[number]] += 1
+            key = record.dropped[number]
+            kept.append(_document(number, key, None))
+            repeated, _, times = key.rpartition("#")  # an id may hold the sign too
+            seen[repeated if repeated in seen and times == str(seen[repeated]) else key] += 1
             continue
         row = None if number in failed_ids and number in record.failed_numbers else next(written)
         document_id = row.id if row else failed_ids[number]

@@ -46,8 +46,8 @@ def progress_line(record: AttemptRecord) -> str:
     """How an attempt goes, in one line of a log."""
     rates = record.rates_per_s
     return (
-        f"rank {record.rank} {record.state}: {record.documents_done}/{_total(record)} documents, "
-        f"{rates.get('requests_succeeded', 0.0):.1f} requests/s, {rates.get('completion_tokens', 0.0):.0f} tokens/s, "
+        f"rank {record.rank} {record.state}: {record.documents_done:,}/{_total(record)} documents, "
+        f"{rates.get('requests_succeeded', 0.0):.1f} requests/s, {rates.get('completion_tokens', 0.0):,.0f} tokens/s, "
         f"{record.totals.get('cache_hits', 0)} cache hits, {record.totals.get('documents_failed', 0)} failed, "
         f"{duration(record.eta_s)} left"
     )
@@ -55,9 +55,11 @@ def progress_line(record: AttemptRecord) -> str:
 
 def summary_line(manifest: RankManifest) -> str:
     """What a finished rank wrote, in one line."""
+    causes = ", ".join(f"{cause}: {count}" for cause, count in manifest.top_causes.items())
     return (
         f"rank {manifest.rank} of {manifest.world_size} done: {manifest.documents_in} documents in, "
-        f"{manifest.documents_written} written, {manifest.documents_failed} failed, {manifest.documents_dropped} dropped; "
+        f"{manifest.documents_written} written, {manifest.documents_failed} failed{f' ({causes})' if causes else ''}, "
+        f"{manifest.documents_dropped} dropped; "
         f"{manifest.requests_sent} requests sent and {manifest.cache_hits} from the cache by attempt {manifest.epoch}; "
         f"output in {manifest.output}"
     )
@@ -124,14 +126,17 @@ def report_table(
     ranks = _table(
         f"Run at {state_uri}: {len(done)} of {world_size or '?'} ranks done",
         ("rank",),
-        ("documents", "written", "failed", "dropped", "bad rows", "chunks", "tokens in", "tokens out", "bytes"),
+        ("documents", "written", "failed", "dropped", "bad rows", "chunks", "tokens in", "out", "bytes"),
     )
     for manifest in done:
         ranks.add_row(str(manifest.rank), *_counts_row(manifest))
     if len(done) > 1:
         ranks.add_section()
         ranks.add_row("all", *_counts_row(total))
-    parts: list[Table | Text] = [ranks, *(Text(f"output in {uri}") for uri in sorted({item.output for item in done}))]
+    parts: list[Table | Text] = [
+        ranks if done else Text(f"Run at {state_uri}: 0 of {world_size or '?'} ranks done\n", "bold"),
+        *(Text(f"output in {uri}") for uri in sorted({item.output for item in done})),
+    ]
     if total.top_causes:
         causes = _table("Most frequent causes of failed rollouts", ("cause",), ("rollouts",))
         for cause, count in total.top_causes.items():
@@ -153,7 +158,7 @@ def _history(records: Iterable[AttemptRecord]) -> Table:
             str(record.rank),
             str(record.epoch),
             Text(record.state, _COLOURS.get(record.state, "")),
-            record.started_at[:19].replace("T", " "),
+            record.started_at[5:19].replace("T", " "),
             Text(record.process.host),
             duration(record.elapsed_s),
             f"{record.documents_done - record.documents_resumed:,}",
@@ -230,15 +235,21 @@ def _sum(manifests: Iterable[RankManifest]) -> Counts:
 
 
 def _counts_row(counts: Counts) -> list[str]:
-    numbers = (
+    exact = (
         counts.documents_in,
         counts.documents_written,
         counts.documents_failed,
         counts.documents_dropped,
         counts.bad_rows,
         counts.chunks,
-        counts.prompt_tokens,
-        counts.completion_tokens,
-        counts.output_bytes,
     )
-    return [f"{number:,}" for number in numbers]
+    large = (counts.prompt_tokens, counts.completion_tokens, counts.output_bytes)
+    return [*(f"{number:,}" for number in exact), *map(_short, large)]
+
+
+def _short(number: int) -> str:
+    """Three digits and a unit, where the exact number is in --json: ``1.32 M``."""
+    for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:.0f} {unit}"
+    return str(number)

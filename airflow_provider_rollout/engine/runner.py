@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -64,9 +65,8 @@ __all__ = ["InferenceRunner"]
 
 _log = logging.getLogger(__name__)
 
-_LEAVE_S = (
-    10.0  # after the grace, for stopping servers and flushing: a store that hangs must not hold the job beyond 30 s
-)
+# After the grace, for stopping servers and flushing: a store that hangs must not hold the job beyond 30 s.
+_LEAVE_S = 8.0
 _READ_AHEAD = 4  # documents read ahead per document in flight, so that no worker waits for the reader
 
 
@@ -89,7 +89,7 @@ class InferenceRunner:
         on_config_change: OnChange = "refuse",
         retry_failed: bool = False,
         rerun_token: str | None = None,
-        job_id: str = "local",
+        job_id: str | None = None,
         attempt_lost_after_sec: float = 60.0,
         identity: Mapping[str, Any] | None = None,
         store_options: StoreOptions | None = None,
@@ -111,7 +111,7 @@ class InferenceRunner:
             on_config_change: what a resume under another configuration does.
             retry_failed: ask again for documents that failed in an earlier attempt.
             rerun_token: a token the state does not know makes the rank begin anew.
-            job_id: names this launch in the attempt and for the cancel marker.
+            job_id: names this launch in the attempt and for the cancel marker; by default made up for each run, for it tells claims apart.
             attempt_lost_after_sec: seconds of silence after which another machine's attempt is taken over.
             identity: what the fingerprint knows of the rollout; by default the function's name, source and version.
             store_options: how to reach S3; by default what the environment says.
@@ -169,8 +169,9 @@ class InferenceRunner:
     async def _run_attempt(self, data: Any, rank: int, world_size: int) -> RankManifest:
         store = ObjectStore.open(self._checkpoints, self._options)
         outputs = ObjectStore.open(self._writer.uri, self._options)
+        job_id = self._job_id or f"local-{uuid.uuid4().hex[:12]}"
         async with self._stop.bounding(None):  # there is nothing to store yet, and the wait may be long
-            attempt = await Attempt.claim(store, rank=rank, job_id=self._job_id, lost_after_s=self._lost_after_s)
+            attempt = await Attempt.claim(store, rank=rank, job_id=job_id, lost_after_s=self._lost_after_s)
         heartbeat = Heartbeat(
             attempt,
             store,
@@ -198,7 +199,7 @@ class InferenceRunner:
             data, store, rank=rank, world_size=world_size, reader=self._reader, records_per_chunk=self._records_per_chunk,
             on_change=self._on_change, options=self._options,
         )  # fmt: skip
-        job = await pin_job(store, make_job_record(self._parts(source)), self._on_change)
+        job = await pin_job(store, make_job_record(self._parts(source, store, outputs)), self._on_change)
         await self._settle_state(store, outputs, heartbeat.attempt, job)
         done = await read_rank_manifest(store, rank)
         checkpoint = await Checkpoint.load(store, rank, job.fingerprint)
@@ -221,6 +222,7 @@ class InferenceRunner:
             )
             heartbeat.resume(checkpoint)
             run = await self._work(source, outputs, heartbeat, checkpoint, cache)
+        await checkpoint.check_outputs(outputs)
         totals = heartbeat.metrics.totals
         manifest = make_rank_manifest(
             checkpoint.done.values(),
@@ -290,9 +292,11 @@ class InferenceRunner:
                     shared_context,
                 )
 
-    def _parts(self, source: InputSource) -> dict[str, Any]:
+    def _parts(self, source: InputSource, store: ObjectStore, outputs: ObjectStore) -> dict[str, Any]:
         return {
             "input": source.identity,
+            # A state that lies elsewhere belongs to one output; one that lies in its output may move along with it.
+            "output": "" if store.uri == f"{outputs.uri}/_rollout" else outputs.uri,
             **config_parts(self._config),
             **self._identity,
             "records_per_chunk": self._records_per_chunk,
@@ -312,8 +316,7 @@ class InferenceRunner:
         is_rerun = self._rerun_token not in {None, before.rerun_token}
         if is_foreign or (is_rerun and before.fingerprint):
             _log.info("clearing rank %d of %s to begin anew", before.rank, store.uri)
-            await attempt.check_fence()
-            await clear_rank(store, outputs, before.rank)
+            await clear_rank(store, outputs, attempt)
         await attempt.beat(
             msgspec.structs.replace(
                 before, fingerprint=job.fingerprint, rerun_token=self._rerun_token or before.rerun_token

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from airflow.sdk.exceptions import AirflowException
@@ -29,6 +31,8 @@ __all__ = ["Job", "Say", "Watcher", "job_of", "progress_line"]
 
 MAX_FAILED_POLLS = 5
 _FIRST_INTERVAL_S = 0.5  # a rank that is done already, or a wrong parameter, is seen at once
+_LOOKS_AT_ONCE = 4
+_TURN_WAIT_S = 2.0
 _END_WAIT_S = 45.0  # a cancelled job flushes and stops its server within 30 s
 _TAIL_CHARACTERS = 4000
 _REASON_CHARACTERS = 1500
@@ -55,6 +59,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     reattached: bool = False
     tags: dict[str, str] = {}
 
+
+_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 Say = Callable[[Progress, "ObjectStore"], Awaitable[None]]
 """Is told of a look."""
@@ -90,24 +96,28 @@ class Watcher:
         Raises:
             RolloutError: its state cannot be read.
         """
-        from airflow_provider_rollout.engine.storage.attempt import latest_attempt  # noqa: PLC0415 - not where a DAG is parsed
+        async with _turn():
+            progress = await self._look()
+        if say is not None:
+            await say(progress, await self._open())
+        return progress
 
+    async def _look(self) -> Progress:
         store = await self._open()
+        from airflow_provider_rollout.engine.storage.attempt import latest_attempt  # noqa: PLC0415 - imported by _open_store
+
         liveness = await self._liveness()
         newest = await latest_attempt(store, self.job.rank)
         record, version = (newest[0], newest[1].version) if newest else (None, None)
         if version != self._version:
             self._version, self._changed_s = version, self._clock()
-        progress = judge(
+        return judge(
             record,
             job_id=self.job.job_id,
             liveness=liveness,
             unchanged_s=self._clock() - self._changed_s,
             lost_after_s=self.job.lost_after_s,
         )
-        if say is not None:
-            await say(progress, store)
-        return progress
 
     async def watch(
         self,
@@ -115,7 +125,7 @@ class Watcher:
         poll_interval_s: float,
         deadline: float | None,
         say: Say,
-        stopped: Callable[[], bool] = lambda: False,
+        stopped: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
         """Look until the job has ended.
 
@@ -123,7 +133,7 @@ class Watcher:
             poll_interval_s: seconds between two looks; the first few follow one another faster.
             deadline: time of day in seconds since 1970 at which the job is cancelled, or None.
             say: is told of every look, with the store of the job's state.
-            stopped: whether to leave the watch; looked at several times a second.
+            stopped: whether to leave the watch; looked at several times a second. None never leaves it.
 
         Returns:
             The event. Its ``status`` is a verdict of ``judge``, or "timeout", "error" (nobody can see the job) or "stopped".
@@ -180,7 +190,7 @@ class Watcher:
 
     async def _open(self) -> ObjectStore:
         if self._store is None:
-            self._store = await asyncio.to_thread(open_store, self.job.checkpoints, self._aws_conn_id)
+            self._store = await asyncio.to_thread(_open_store, self.job.checkpoints, self._aws_conn_id)
         return self._store
 
     async def _liveness(self) -> Liveness:
@@ -220,16 +230,42 @@ class Watcher:
         }
 
 
-async def _pause(interval_s: float, deadline: float | None, stopped: Callable[[], bool]) -> bool:
+@asynccontextmanager
+async def _turn() -> AsyncIterator[None]:
+    """A few looks at a time: hundreds of threads that are all at work hold up the loop that waits for them.
+
+    Whoever has waited long goes ahead: a store that does not answer must not keep others from their jobs.
+    """
+    gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_LOOKS_AT_ONCE))
+    has_turn = True
+    try:
+        await asyncio.wait_for(gate.acquire(), _TURN_WAIT_S)
+    except TimeoutError:
+        has_turn = False
+    try:
+        yield
+    finally:
+        if has_turn:
+            gate.release()
+
+
+def _open_store(uri: str, aws_conn_id: str | None) -> ObjectStore:
+    """Runs in a thread, with all imports that a watch needs: they take half a second."""
+    import airflow_provider_rollout.engine.storage.attempt  # noqa: F401, PLC0415 - see above
+
+    return open_store(uri, aws_conn_id)
+
+
+async def _pause(interval_s: float, deadline: float | None, stopped: Callable[[], bool] | None) -> bool:
     """Wait for the next look, or less; True when told to stop."""
     until_s = time.monotonic() + interval_s
     if deadline is not None:
         until_s = min(until_s, time.monotonic() + max(0.0, deadline - time.time()))
     while (left_s := until_s - time.monotonic()) > 0:
-        if stopped():
+        if stopped is not None and stopped():
             return True
-        await asyncio.sleep(min(0.25, left_s))
-    return stopped()
+        await asyncio.sleep(left_s if stopped is None else min(0.25, left_s))
+    return stopped is not None and stopped()
 
 
 def progress_line(progress: Progress) -> str:
@@ -247,6 +283,8 @@ def progress_line(progress: Progress) -> str:
         parts.append(f"{record.queues['in_flight']} in flight")
     counts = [("cache_hits", "cache hits"), ("documents_failed", "failed"), ("requests_retried", "retried")]
     parts += [f"{record.totals[name]} {what}" for name, what in counts if record.totals.get(name)]
+    if record.top_causes:
+        parts.append("causes " + ", ".join(f"{cause}: {count}" for cause, count in record.top_causes.items()))
     if record.eta_s is not None and not progress.ended:
         parts.append(f"{record.eta_s / 60:.0f} min left" if record.eta_s >= 60 else f"{record.eta_s:.0f} s left")  # noqa: PLR2004 - a minute
     if progress.ended and progress.verdict != "succeeded":

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import os
 import runpy
-import sys
 from pathlib import Path
+
+from airflow_provider_rollout.engine import cli
 
 __all__ = ["main"]
 
-COMMAND_LINE = "airflow_provider_rollout.engine.cli"
 
-
-def main(module: str = COMMAND_LINE) -> int:
-    """Run a module as ``python -m`` would, and note how it ended."""
+def main(module: str | None = None) -> int:
+    """Run the command line, or a module as ``python -m`` would, and note how it ended."""
     note = Path(os.environ.pop("ROLLOUT_EXIT_FILE"))
     code = 1
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        code = 0
+        if module is None:
+            code = cli.main()
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     finally:
@@ -33,4 +35,4 @@ def main(module: str = COMMAND_LINE) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.leave(main())

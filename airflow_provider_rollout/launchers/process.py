@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from airflow.sdk.configuration import conf
 
 from airflow_provider_rollout.engine.exceptions import RolloutError
 from airflow_provider_rollout.engine.progress import Liveness, ProcessIdentity
@@ -152,8 +153,9 @@ def import_folders(search_path: Iterable[str]) -> list[str]:
 
 
 def _log_folder() -> Path:
-    """A folder of this user alone: logs quote documents and answers."""
-    folder = Path(tempfile.gettempdir()) / f"airflow-rollout-{os.getuid()}"
+    """A folder of this user alone: logs quote documents and answers. ``[rollout] job_log_folder`` names another place for it."""
+    named = conf.get("rollout", "job_log_folder", fallback="")
+    folder = Path(named or tempfile.gettempdir()) / f"airflow-rollout-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")

@@ -29,6 +29,7 @@ from airflow_provider_rollout.hooks.vllm import VllmHook
 from airflow_provider_rollout.hooks.watch import job_of
 from airflow_provider_rollout.links.inference import RolloutProgressLink
 from airflow_provider_rollout.operators.finish import announce, check_event, is_to_be_resumed, read_result, summary
+from airflow_provider_rollout.operators.lineage import lineage_of
 from airflow_provider_rollout.operators.memory import mark_finished
 from airflow_provider_rollout.operators.parameters import (
     SealedConfig,
@@ -98,6 +99,7 @@ class InferenceOperator(WatchingOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = {"config": "json", "rollout_kwargs": "json"}
     operator_extra_links = (RolloutProgressLink(),)
     ui_color = "#e6f4ea"
+    _result: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -188,12 +190,28 @@ class InferenceOperator(WatchingOperator):
             self._defer(job)
         return self._finish(context, event)
 
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:  # noqa: ARG002 - Airflow's signature
+        """For Airflow's OpenLineage provider, after a success."""
+        config = self.config if isinstance(self.config, Mapping) else {}
+        return lineage_of(
+            source=[absolute(uri) for uri in ([self.source] if isinstance(self.source, str) else self.source)],
+            output=absolute(self.output_uri),
+            model=str(config.get("model_name_or_path", "")),
+            server_type=str(config.get("server_type", "")),
+            result=self._result,
+        )
+
+    def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
+        """For Airflow's OpenLineage provider, after a failure."""
+        return self.get_openlineage_facets_on_complete(task_instance)
+
     def _finish(self, context: Context, event: Any) -> dict[str, Any]:
         job = job_of(check_event(event))
         result = summary(job, read_result(job, self.aws_conn_id), resumed=event["resumed"])
         if self.durable:
             mark_finished(context, job.job_id)
         announce(context, self.outlets, result)
+        self._result = result
         return result
 
     def _work(self, context: Context) -> Work:

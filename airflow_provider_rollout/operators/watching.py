@@ -23,7 +23,6 @@ from airflow_provider_rollout.hooks.watch import Job
 from airflow_provider_rollout.operators.finish import is_to_be_resumed
 from airflow_provider_rollout.operators.stop import is_ended_by_person
 from airflow_provider_rollout.operators.work import Work
-from airflow_provider_rollout.triggers.inference import InferenceTrigger
 
 __all__ = ["SOON_S", "WatchingOperator"]
 
@@ -49,7 +48,7 @@ class WatchingOperator(BaseOperator):
         self,
         *,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        poll_interval: float = 10.0,
+        poll_interval: float = conf.getfloat("rollout", "poll_interval", fallback=10.0),
         timeout: float | timedelta | None = None,
         cancel_on_kill: bool = True,
         **kwargs: Any,
@@ -65,6 +64,9 @@ class WatchingOperator(BaseOperator):
         self._is_stopped = True
 
     def _defer(self, job: Job) -> NoReturn:
+        # Airflow's own part of a trigger takes longer to import than all of ours; not where a DAG is parsed.
+        from airflow_provider_rollout.triggers.inference import InferenceTrigger  # noqa: PLC0415
+
         trigger = InferenceTrigger(
             job=msgspec.to_builtins(job),
             vllm_conn_id=self.vllm_conn_id,

@@ -80,7 +80,9 @@ class InferenceTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll; yield one event when the job has ended, or when it cannot be seen any more."""
         event = await self._watcher().watch(
-            poll_interval_s=self.poll_interval, deadline=self.deadline, say=ProgressReport(self.log, self.job.get("tags"))
+            poll_interval_s=self.poll_interval,
+            deadline=self.deadline,
+            say=ProgressReport(self.log, self.job.get("tags")),
         )
         # Between two machines the clocks may differ, so never more than the whole wait.
         await asyncio.sleep(min(MIN_DEFER_S, max(0.0, self.deferred_at + MIN_DEFER_S - time.time())))

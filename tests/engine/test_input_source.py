@@ -1,5 +1,7 @@
 """Shards or the caller's own documents."""
 
+import time
+
 import pytest
 
 from airflow_provider_rollout.engine.config import ReaderConfig
@@ -53,3 +55,13 @@ async def test_what_is_neither_is_refused(tmp_path):
         await opened(tmp_path, 3)
     with pytest.raises(ShardError, match=r"nowhere\.jsonl"):
         await opened(tmp_path, [str(tmp_path / "nowhere.jsonl")])
+
+
+async def test_an_estimate_over_many_shards_takes_no_time(tmp_path):
+    """It is made every second on the event loop."""
+    for number in range(4000):
+        (tmp_path / f"{number:05}.jsonl").write_text('{"text": "x"}\n')
+    source = await opened(tmp_path, [str(tmp_path)])
+    began_s = time.process_time()
+    assert source.estimate_total(2000, Position(2000, 0)) == 4000
+    assert time.process_time() - began_s < 0.2

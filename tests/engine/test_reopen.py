@@ -34,3 +34,25 @@ async def test_an_output_object_that_is_not_the_committed_one_is_not_taken_for_i
         await run(retry_failed=True)
     assert await outputs.exists(layout.SUCCESS)
     assert await outputs.get(manifest.outputs[0]) == b"edited"
+
+
+async def test_a_sign_in_an_id_is_not_taken_for_a_repetition(server, tmp_path):
+    """Only what failed is asked again, whatever the ids of dropped documents look like."""
+    given = [
+        Document("drop", "a#b"),
+        Document("x", "a"),
+        Document("drop", "a"),
+        Document("y", "a"),
+        Document("refuse", "r"),
+    ]
+
+    async def rollout(document, generate):
+        return None if document.text == "drop" else await ask(document, generate)
+
+    async def run(**changes):
+        config = InferenceConfig(server_type="endpoint", endpoint_url=server.url, model_name_or_path="dummy")
+        return await InferenceRunner(rollout, config, ParquetWriter(tmp_path), **changes).run_async(given)
+
+    await run()
+    again = await run(retry_failed=True)
+    assert (again.documents_written, again.documents_dropped, again.requests_sent) == (2, 2, 1)

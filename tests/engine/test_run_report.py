@@ -126,7 +126,7 @@ def test_a_report_adds_up_its_ranks():
         "2 of 2 ranks done",
         "2,000",
         "1,980",
-        "10,000",
+        "10 k",
         "BadRequestError [400]",
         "14",
         "interrupted",
@@ -144,6 +144,8 @@ def test_the_lines_of_a_log_hold_the_same_facts():
     """Without a terminal the same is told in words."""
     line = run_report.progress_line(record(documents_total=None))
     assert line == (
-        "rank 0 running: 1500/? documents, 12.3 requests/s, 4567 tokens/s, 7 cache hits, 3 failed, 1:02:03 left"
+        "rank 0 running: 1,500/? documents, 12.3 requests/s, 4,567 tokens/s, 7 cache hits, 3 failed, 1:02:03 left"
     )
-    assert "1000 documents in, 990 written, 7 failed, 3 dropped" in run_report.summary_line(manifest(0))
+    assert "1000 documents in, 990 written, 7 failed (BadRequestError [400]: 7), 3 dropped" in run_report.summary_line(
+        manifest(0)
+    )

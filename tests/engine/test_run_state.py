@@ -1,6 +1,8 @@
 """Rules of looking at a run from outside, and of emptying its state."""
 
 import asyncio
+import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -179,3 +181,17 @@ async def test_a_removal_is_refused_while_a_job_is_at_work(output, state):
     assert before <= {info.key for info in await state.list()}
     assert await output.exists(layout.SUCCESS)
     await working.check_fence()
+
+
+async def test_a_status_reads_no_chunk_however_many_there_are(output, state):
+    """Attempts and manifests tell all; ten thousand commit records, which are not even readable here, cost nothing."""
+    folder = Path(state.uri.removeprefix("file://")) / "chunks"
+    for rank in range(8):
+        await write(state, record(rank=rank, documents_done=1250 * 6000))
+        (folder / f"{rank:05d}").mkdir(parents=True)
+        for number in range(1250):
+            (folder / f"{rank:05d}" / f"{number:07d}.json").touch()
+    began_s = time.monotonic()
+    ranks = await Watch(await RunState.find(output.uri)).look()
+    assert len(ranks) == 8
+    assert time.monotonic() - began_s < 2

@@ -31,7 +31,11 @@ def make_watcher(job, **more) -> Watcher:
 async def watch(watcher: Watcher, **more) -> tuple[dict, list[Progress]]:
     """Watch quickly; the event and what was said."""
     said: list[Progress] = []
-    event = await watcher.watch(**{"poll_interval_s": 0.01, "deadline": None, "say": said.append, **more})
+
+    async def say(progress, store):
+        said.append(progress)
+
+    event = await watcher.watch(**{"poll_interval_s": 0.01, "deadline": None, "say": say, **more})
     return event, said
 
 
@@ -184,11 +188,12 @@ def record(**fields) -> AttemptRecord:
                 "rates_per_s": {"requests_succeeded": 4.25, "completion_tokens": 812.4},
                 "queues": {"in_flight": 64},
                 "totals": {"cache_hits": 7, "documents_failed": 1, "requests_retried": 2},
+                "top_causes": {"BadRequestError 400": 1},
                 "eta_s": 240.0,
             },
             (
                 "rank 3 running; 50 of 200 documents (20 from earlier attempts); 4.2 requests/s, 812 tokens/s; "
-                "64 in flight; 7 cache hits; 1 failed; 2 retried; 4 min left"
+                "64 in flight; 7 cache hits; 1 failed; 2 retried; causes BadRequestError 400: 1; 4 min left"
             ),
         ),
     ],

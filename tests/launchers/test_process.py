@@ -62,6 +62,13 @@ def test_a_job_that_cannot_start_is_gone_and_leaves_its_reason(launcher, tmp_pat
     assert "no-such-spec.json" in launcher.log_tail(handle)
 
 
+def test_airflows_configuration_says_where_the_logs_go(launcher, tmp_path, monkeypatch):
+    """``[rollout] job_log_folder``; logs quote documents, so they lie in a folder of this user alone."""
+    monkeypatch.setenv("AIRFLOW__ROLLOUT__JOB_LOG_FOLDER", str(tmp_path / "logs"))
+    folder = Path(launcher.start(str(tmp_path / "no-such-spec.json"))["log_path"]).parent
+    assert (folder.parent, folder.stat().st_mode & 0o777) == (tmp_path / "logs", 0o700)
+
+
 def test_a_handle_is_json_without_secrets(launcher, tmp_path):
     """It travels to the database, to the triggerer and to people."""
     handle = launcher.start("spec.json", ROLLOUT_API_KEY="sk-secret", **instead_of_the_job(tmp_path, STUBBORN))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 from airflow.sdk.execution_time.timeout import timeout
-from airflow_task import DUMMY, make_context, make_job
+from airflow_task import DUMMY, make_context, make_job, say_nothing
 
 from airflow_provider_rollout.exceptions import RolloutCancelled, RolloutJobLost, RolloutTimeout
 from airflow_provider_rollout.hooks.watch import Job
@@ -88,4 +88,4 @@ def test_a_machine_that_goes_away_leaves_the_job_and_a_person_ends_it(make_opera
 def _wait_for(operator, job, context) -> dict:
     """The event that the trigger would send, without its wait."""
     watcher = operator._work(context).watcher(msgspec.convert(job, Job))
-    return asyncio.run(watcher.watch(poll_interval_s=0.2, deadline=None, say=lambda _: None))
+    return asyncio.run(watcher.watch(poll_interval_s=0.2, deadline=None, say=say_nothing))

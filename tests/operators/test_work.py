@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from airflow_task import DUMMY, make_context, make_handle, write_documents, write_record
+from airflow_task import DUMMY, make_context, make_handle, say_nothing, write_documents, write_record
 
 from airflow_provider_rollout.engine.config import JobSpec
 from airflow_provider_rollout.hooks.vllm import VllmHook
@@ -94,7 +94,7 @@ def test_a_first_try_starts_a_job_that_does_the_work(task):
     assert (event, job.reattached) == (None, False)
     assert recall(task.context).handle == job.handle
     assert task.spec(job.job_id)["prompt_template"] == "{text}"
-    watching = work.watcher(job).watch(poll_interval_s=0.1, deadline=time.time() + 60, say=lambda _: None)
+    watching = work.watcher(job).watch(poll_interval_s=0.1, deadline=time.time() + 60, say=say_nothing)
     assert asyncio.run(watching)["status"] == "succeeded"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -12,6 +13,7 @@ from servers.faulty_s3 import Fault
 from servers.rollout_job import JobProcess, State, dummy_process
 
 from airflow_provider_rollout.engine.config import InferenceConfig, JobSpec
+from airflow_provider_rollout.engine.storage.attempt import latest_attempt
 from airflow_provider_rollout.engine.storage.object_store import StoreOptions
 
 pytestmark = pytest.mark.s3
@@ -163,3 +165,15 @@ def test_secrets_are_in_no_object_no_log_and_no_command_line(s3, make_spec, tmp_
     assert not [key for key, data in stored.items() if secret in data]
     assert secret not in command_line
     assert secret not in (tmp_path / "job.log").read_bytes()
+
+
+def test_a_heartbeat_that_arrives_late_does_not_outlive_the_last_word(s3, faulty_s3, make_spec, tmp_path):
+    """The newest record says how the attempt ended, whatever the network does with the one before."""
+    spec = make_spec(f"s3://{s3.new_bucket()}/run", in_flight=300)
+    assert JobProcess(spec, s3.options(), log=tmp_path / "job.log").wait() == 0
+    faulty_s3.faults = [Fault("PUT .*attempts", "late", times=1, every=2)]
+    job = JobProcess(spec, s3.options(endpoint_url=faulty_s3.endpoint_url), log=tmp_path / "job.log")
+    assert job.wait() == 0, log_of(tmp_path)[-2000:]
+    time.sleep(2.5)
+    record, _ = asyncio.run(latest_attempt(State(spec, s3.options()).store, 0))
+    assert (record.state, record.exit_code) == ("succeeded", 0)

@@ -32,7 +32,8 @@ class Fault:
     Attributes:
         request: regular expression over "METHOD /path?query".
         kind: "status" answers an error without asking the server; "error in 200" does so under status 200; "drop" closes the
-            connection at once; "lost answer" does so after the server has acted; "hang" does not answer.
+            connection at once; "lost answer" does so after the server has acted; "hang" does not answer; "late" lets the server act
+            after two seconds.
         times: how often; afterwards all is well.
         every: only each so-manieth of these requests.
         status: of kind "status".
@@ -40,7 +41,7 @@ class Fault:
     """
 
     request: str
-    kind: Literal["status", "error in 200", "drop", "lost answer", "hang"]
+    kind: Literal["status", "error in 200", "drop", "lost answer", "hang", "late"]
     times: int = 1
     status: int = 503
     code: str = "SlowDown"
@@ -162,6 +163,8 @@ class _FaultyHandler(_Quiet):
                 text = _ERROR.format(code=fault.code).encode()
                 self.reply(200 if fault.kind == "error in 200" else fault.status, {}, text)
             case kind:
+                if kind == "late":
+                    self.stopping.wait(2)
                 status, headers, data = self.forward(body)
                 if kind == "lost answer":
                     self.close_connection = True

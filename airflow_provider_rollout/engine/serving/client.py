@@ -41,7 +41,13 @@ _PROBE_TIMEOUT_S = 10.0  # a busy API server answers /v1/models late, but it ans
 _IDLE_HTTP_S = 3.0  # below uvicorn's 5 s: a connection that the server is about to close is not used again
 _IDLE_HTTPS_S = 15.0  # gateways keep longer, and a handshake costs more
 _LARGE_BODY_BYTES = 2**20  # above it aiohttp wants a file object, and writes in pieces
-_SKIPPED_HEADERS = ("User-Agent", "Accept", "Accept-Encoding")
+# All headers are given: aiohttp rebuilds a request's headers to leave out its own ones, and answers are not to be compressed.
+_HEADERS = {
+    "Content-Type": "application/json",
+    "Accept": "*/*",
+    "Accept-Encoding": "identity",
+    "User-Agent": "airflow-rollout",
+}
 _VERSION_SEGMENT = re.compile(r"/v\d+\w*(/|\Z)")
 _TOKEN_COUNTER = re.compile(rb"^[\w:]*(?:generation|prompt)_tokens_total(?:\{[^}]*\})? ([0-9.eE+]+)", re.MULTILINE)
 
@@ -118,8 +124,8 @@ class EndpointClient:
         if len(request.body) > _LARGE_BODY_BYTES:
             body = io.BytesIO(request.body)
         try:
-            async with self._opened().post(self._paths[request.path], data=body, allow_redirects=False) as response:
-                data = await response.read()
+            response = await self._opened().post(self._paths[request.path], data=body, allow_redirects=False)
+            data = await response.read()  # gives the connection back, or closes it if it is left halfway
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError, ssl.SSLError) as error:
             raise self._translated(error) from None
         if response.status == 200:
@@ -173,14 +179,11 @@ class EndpointClient:
             ttl_dns_cache=60,
             socket_factory=_keepalive_socket,
         )
-        headers = {"Content-Type": "application/json"}
-        if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}"
+        headers = {**_HEADERS, "Authorization": f"Bearer {self._api_key}"} if self._api_key else _HEADERS
         return aiohttp.ClientSession(
             connector=connector,
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=_SKIPPED_HEADERS,
             timeout=self._timeout,
             proxy=self._proxy,
         )

@@ -134,11 +134,11 @@ class Dispatcher:
         return await self._alone(request, trial)
 
     async def _among_others(self, request: WireRequest, trial: Trial) -> InferenceResult:
-        async with self._window.slot():
+        async with self._window:
             return await self._send(await self._free_lane(), request, trial)
 
     async def _alone(self, request: WireRequest, trial: Trial) -> InferenceResult:
-        async with self._window.slot():
+        async with self._window:
             lane = await self._free_lane()
             lane.is_reserved = True
             self.lane_changed()

@@ -37,7 +37,6 @@ _TEXT = (
 _WORDS = _TEXT.split()
 _SHORTEST, _LONGEST = 8, 40  # words of an answer that no limit cuts
 _SLICE_S = 0.25  # tokens are counted as they are made, at this grain
-_BACKLOG = 4096
 _METRICS = """vllm:num_requests_running{{engine="0",model_name="{model}"}} {running}
 vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0
 vllm:prompt_tokens_total{{engine="0",model_name="{model}"}} {prompt_tokens}
@@ -230,6 +229,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--start-delay-s", type=float, default=0.0)
     parser.add_argument("--max-model-len", type=int, help="longest prompt in words; longer ones get a 400")
     parser.add_argument("--max-in-flight", type=int, help="requests beyond it are refused")
+    parser.add_argument("--backlog", type=int, default=4096, help="connections that wait to be accepted")
     parser.add_argument("--refuse-status", type=int, default=503)
     parser.add_argument("--faults", help="a JSON list of rules, or a file that holds one; see faults.py")
     parser.add_argument("--log-requests", type=Path, help="file that gets one JSON line per request, across restarts")
@@ -250,7 +250,7 @@ async def listening(options: argparse.Namespace, server: DummyServer) -> AsyncIt
     runner = web.ServerRunner(low, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, options.host, options.port, backlog=_BACKLOG).start()
+        await web.TCPSite(runner, options.host, options.port, backlog=options.backlog).start()
         yield f"http://{options.host}:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

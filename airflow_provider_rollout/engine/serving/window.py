@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from airflow_provider_rollout.engine.metrics import QueueSizesKeeper
 
@@ -19,7 +18,7 @@ __all__ = ["AdaptiveLimit", "SlotWindow"]
 
 START_LIMIT = 8  # no burst into a server of unknown size; doubles with every window that passes
 _STEP_BACK = 0.9  # the limit felt its way to one slot too many; what the server bears is just below
-_FALL_BACK = 0.5  # the server bears less than it did, or slow start went far beyond it
+_FALL_BACK = 0.5  # refused again at once: the server bears far less, or less than it did
 
 
 class AdaptiveLimit:
@@ -51,14 +50,14 @@ class AdaptiveLimit:
         """A request of that window was refused for load, or timed out."""
         if window_index == self.window_index:
             self.window_index += 1
-            has_felt_its_way = not self._is_starting and self._value >= self._lowered_to + 1.0
+            has_felt_its_way = self._value >= self._lowered_to + 1.0
             self._is_starting = False
             self._value = max(1.0, self._value * (_STEP_BACK if has_felt_its_way else _FALL_BACK))
             self._lowered_to = self._value
 
 
 class SlotWindow:
-    """Slots for requests in flight."""
+    """Slots for requests in flight: ``async with window`` holds one."""
 
     def __init__(self, ceiling: int, *, is_adaptive: bool, queues: QueueSizesKeeper) -> None:
         self._queues = queues
@@ -77,19 +76,19 @@ class SlotWindow:
         """The window that a request sent now belongs to."""
         return 0 if self._adaptive is None else self._adaptive.window_index
 
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
+    async def __aenter__(self) -> None:
         """Hold one slot for as long as the block runs."""
         if self._waiting or self._in_use >= self.limit:
             with self._queues.track("waiting"):
                 await self._wait()
         else:
             self._in_use += 1
-        try:
-            yield
-        finally:
-            self._in_use -= 1
-            self._hand_out()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._in_use -= 1
+        self._hand_out()
 
     def succeeded(self) -> None:
         """A request came back well."""

@@ -15,12 +15,12 @@ from collections.abc import Iterable
 import msgspec
 
 from airflow_provider_rollout.engine.document import Position
-from airflow_provider_rollout.engine.exceptions import CheckpointError
+from airflow_provider_rollout.engine.exceptions import CheckpointError, ManifestError
 from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.attempt import Attempt
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 
-__all__ = ["Checkpoint", "ChunkCounts", "ChunkRecord", "FinishedChunk", "clear_rank"]
+__all__ = ["Checkpoint", "ChunkCounts", "ChunkRecord", "FinishedChunk", "clear_rank", "remove_proofs"]
 
 _PARALLEL_READS = 32
 
@@ -159,14 +159,13 @@ class Checkpoint:
         Raises:
             FencedError: a newer attempt owns the output.
         """
-        dead_letters_key = output_key = sha256 = None
-        if chunk.dead_letters is not None:
-            dead_letters_key = layout.dead_letters(self._rank, chunk.chunk_index)
-            await attempt.create(self._store, dead_letters_key, chunk.dead_letters)
-        if chunk.output is not None:
-            output_key = layout.output(self._rank, chunk.chunk_index, extension)
-            sha256 = await asyncio.to_thread(lambda data: hashlib.sha256(data).hexdigest(), chunk.output)
-            await attempt.create(outputs, output_key, chunk.output)
+        dead_letters_key = await _write(
+            attempt, self._store, layout.dead_letters(self._rank, chunk.chunk_index), chunk.dead_letters
+        )
+        output_key = await _write(
+            attempt, outputs, layout.output(self._rank, chunk.chunk_index, extension), chunk.output
+        )
+        digest = await asyncio.to_thread(hashlib.sha256, chunk.output or b"")
         record = ChunkRecord(
             chunk_index=chunk.chunk_index,
             first_number=chunk.first_number,
@@ -175,7 +174,7 @@ class Checkpoint:
             counts=chunk.counts,
             output_key=output_key,
             output_bytes=len(chunk.output or b""),
-            output_sha256=sha256,
+            output_sha256=digest.hexdigest() if output_key else None,
             dead_letters_key=dead_letters_key,
             epoch=attempt.epoch,
             fingerprint=self._fingerprint,
@@ -187,16 +186,58 @@ class Checkpoint:
         self.done[chunk.chunk_index] = self._by_first_number[record.first_number] = record
         return record
 
+    async def check_outputs(self, outputs: ObjectStore) -> None:
+        """See that every output object is there, so that no manifest names one that is not.
+
+        Raises:
+            ManifestError: one is missing or has another size than its commit record says.
+        """
+        present = {info.key: info.size_bytes for info in await outputs.list(layout.output_prefix(self._rank))}
+        for record in self.done.values():
+            if record.output_key is not None and present.get(record.output_key) != record.output_bytes:
+                raise ManifestError(
+                    f"{outputs.uri}/{record.output_key} is not there, or is not the object that was written; the manifest is not written: "
+                    "restore the object, or clean the run's state and begin anew"
+                )
+
     def reopen(self, chunk_index: int) -> None:
         """Count a chunk as open again; the caller has removed its record."""
         record = self.done.pop(chunk_index)
         del self._by_first_number[record.first_number]
 
 
-async def clear_rank(store: ObjectStore, outputs: ObjectStore, rank: int) -> None:
-    """Remove what a rank has written, the proofs first: an interrupted clearing leaves nothing that counts as done."""
-    await outputs.delete([layout.SUCCESS, layout.MANIFEST])
-    await store.delete([layout.rank_manifest(rank)])
+async def _write(attempt: Attempt, store: ObjectStore, key: str, data: bytes | None) -> str | None:
+    """Write an object that a commit record is to name, or see that there is none: an attempt that died may have left one."""
+    if data is None:
+        await store.delete([key])
+        return None
+    await attempt.create(store, key, data)
+    return key
+
+
+async def clear_rank(store: ObjectStore, outputs: ObjectStore, attempt: Attempt) -> None:
+    """Remove what a rank has written, the proofs first: an interrupted clearing leaves nothing that counts as done.
+
+    Raises:
+        FencedError: a newer attempt owns the rank; what is left is its own.
+    """
+    rank = attempt.record.rank
+    await remove_proofs(store, outputs, attempt)
     for prefix in (layout.chunks(rank), f"failed/{rank:05d}/", layout.cache(rank)):
-        await store.delete([info.key for info in await store.list(prefix)])
-    await outputs.delete([info.key for info in await outputs.list(layout.output_prefix(rank)) if "/" not in info.key])
+        keys = [info.key for info in await store.list(prefix)]
+        await attempt.check_fence()
+        await store.delete(keys)
+    keys = [info.key for info in await outputs.list(layout.output_prefix(rank)) if "/" not in info.key]
+    await attempt.check_fence()
+    await outputs.delete(keys)
+
+
+async def remove_proofs(store: ObjectStore, outputs: ObjectStore, attempt: Attempt) -> None:
+    """Take back that the rank is done, and then that the run is: `finish_run` relies on this order.
+
+    Raises:
+        FencedError: a newer attempt owns the rank.
+    """
+    await attempt.check_fence()
+    await store.delete([layout.rank_manifest(attempt.record.rank)])
+    await outputs.delete([layout.SUCCESS, layout.MANIFEST])

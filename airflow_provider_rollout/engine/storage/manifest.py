@@ -148,10 +148,26 @@ async def write_rank_manifest(store: ObjectStore, attempt: Attempt, manifest: Ra
 
 
 async def finish_run(store: ObjectStore, outputs: ObjectStore, mine: RankManifest) -> RunManifest | None:
-    """Write the run's manifest and ``_SUCCESS`` if all ranks are done; None if some are not."""
-    present = await read_run_manifest(outputs)
-    if present is not None and present.fingerprint == mine.fingerprint and await outputs.exists(layout.SUCCESS):
-        return present  # whatever is done anew removes both first
+    """Write the run's manifest and ``_SUCCESS`` if all ranks are done; None if some are not.
+
+    A rank that is done anew removes its manifest first and these two then. If that happens while they are being written, they are taken
+    back: after the write, the ranks' manifests must still be those that it was made of.
+    """
+    run = await _add_up(store, outputs, mine)
+    while run is not None:
+        if await read_run_manifest(outputs) != run or not await outputs.exists(layout.SUCCESS):
+            await _delete_strays(outputs, run)
+            await outputs.put(layout.MANIFEST, msgspec.json.format(msgspec.json.encode(run), indent=2))
+            await outputs.put(layout.SUCCESS, b"")
+        now = await _add_up(store, outputs, mine)
+        if now == run:
+            break
+        await outputs.delete([layout.SUCCESS, layout.MANIFEST])
+        run = now
+    return run
+
+
+async def _add_up(store: ObjectStore, outputs: ObjectStore, mine: RankManifest) -> RunManifest | None:
     keys = [info.key for info in await store.list(layout.MANIFESTS)]
     if len(keys) < mine.world_size:
         return None
@@ -163,7 +179,7 @@ async def finish_run(store: ObjectStore, outputs: ObjectStore, mine: RankManifes
     for rank in ranks:
         counts += rank
     counts.check("run")
-    run = RunManifest(
+    return RunManifest(
         **msgspec.structs.asdict(counts),
         world_size=mine.world_size,
         fingerprint=mine.fingerprint,
@@ -171,10 +187,6 @@ async def finish_run(store: ObjectStore, outputs: ObjectStore, mine: RankManifes
         outputs=[key for rank in sorted(ranks, key=lambda item: item.rank) for key in rank.outputs],
         finished_at=max(rank.finished_at for rank in ranks),
     )
-    await _delete_strays(outputs, run)
-    await outputs.put(layout.MANIFEST, msgspec.json.format(msgspec.json.encode(run), indent=2))
-    await outputs.put(layout.SUCCESS, b"")
-    return run
 
 
 async def _delete_strays(outputs: ObjectStore, run: RunManifest) -> None:

@@ -30,13 +30,13 @@ from airflow_provider_rollout.engine.storage.attempt import Attempt
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 from airflow_provider_rollout.engine.storage.segment import Row
 
-__all__ = ["FLUSH_S", "RequestCache"]
+__all__ = ["FLUSH_ROWS", "FLUSH_S", "RequestCache"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 FLUSH_S = 2.0
-_FLUSH_ROWS = 1000
+FLUSH_ROWS = 1000
 _PARALLEL_READS = 16
 _REQUESTS_FILE, _DOCUMENTS_FILE = "requests.sqlite", "documents.sqlite"
 
@@ -104,6 +104,9 @@ class RequestCache:
             keep_document: told the value of each finished document; False if the document is to be worked on again.
 
         ``restored_documents`` maps (chunk, number) to the key of each finished document kept.
+
+        Raises:
+            FencedError: a newer attempt owns the rank, and perhaps these segments.
         """
         infos = await self._store.list(layout.cache(self._attempt.record.rank))
         gate = asyncio.Semaphore(_PARALLEL_READS)
@@ -133,7 +136,9 @@ class RequestCache:
                 self.restored_documents.update(
                     ((row.chunk_index, row.number), row.key.decode()) for row in open_rows if row.number >= 0
                 )
-        await self._store.delete(obsolete)
+        if obsolete:
+            await self._attempt.check_fence()
+            await self._store.delete(obsolete)
         if await self._in_thread(self._has_requests):
             self._restored = _on_disk(str(self._folder), lambda: sqlite3.connect(self._folder / _REQUESTS_FILE))
 
@@ -144,13 +149,16 @@ class RequestCache:
         """
         if self._restored is None:
             return None
-        row = self._restored.execute("SELECT value FROM requests WHERE key = ?", (key,)).fetchone()
+        try:
+            row = self._restored.execute("SELECT value FROM requests WHERE key = ?", (key,)).fetchone()
+        except sqlite3.Error as error:  # the job's failure and not the document's
+            raise _unusable(str(self._folder), error) from error
         return row[0] if row else None
 
     def put(self, chunk_index: int, number: int, key: bytes, value: bytes) -> None:
         """Keep a finished request of a document."""
         self._unflushed_requests.setdefault(number, []).append(Row(chunk_index, -1, key, value))
-        if len(self._unflushed) + len(self._unflushed_requests) >= _FLUSH_ROWS:
+        if len(self._unflushed) + len(self._unflushed_requests) >= FLUSH_ROWS:
             self._full.set()
 
     def put_document(self, chunk_index: int, number: int, key: str, value: bytes, *, is_settled: bool = True) -> None:
@@ -168,7 +176,7 @@ class RequestCache:
         self._unflushed.append(row)
         if is_settled:
             self._unflushed_requests.pop(number, None)
-        if len(self._unflushed) + len(self._unflushed_requests) >= _FLUSH_ROWS:
+        if len(self._unflushed) + len(self._unflushed_requests) >= FLUSH_ROWS:
             self._full.set()
 
     async def document_rows(self, chunk_index: int) -> list[bytes]:
@@ -266,9 +274,13 @@ def _on_disk(folder: str, call: Callable[[], _T]) -> _T:
     try:
         return call()
     except (sqlite3.Error, OSError) as error:
-        raise RequestCacheError(
-            f"the scratch folder {folder} cannot be used: {error}; free space there, or set TMPDIR to a writable local folder"
-        ) from error
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: str, error: Exception) -> RequestCacheError:
+    return RequestCacheError(
+        f"the scratch folder {folder} cannot be used: {error}; free space there, or set TMPDIR to a writable local folder"
+    )
 
 
 def _batches(items: list[str], size: int) -> list[list[str]]:

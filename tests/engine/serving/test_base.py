@@ -23,6 +23,7 @@ from airflow_provider_rollout.engine.exceptions import (
     ServerExitedError,
     ServerStartError,
 )
+from airflow_provider_rollout.engine.serving.guard import EXIT_UNKILLABLE
 
 DUMMY = "airflow_provider_rollout.engine.serving.dummy"
 
@@ -176,6 +177,43 @@ async def test_a_connection_that_a_living_server_breaks_costs_no_wait_for_its_de
         begun_s = time.monotonic()
         assert not [result for result in await it.ask(6) if isinstance(result, Exception)]
         assert time.monotonic() - begun_s < 2
+        assert it.totals["server_starts"] == 1
+
+
+async def test_what_a_server_writes_to_its_log_decides_nothing(opened, tmp_path):
+    """Lines without end, bytes that are no text, and words that look like a death, while it serves."""
+    loud = textwrap.dedent("""
+        import os, sys, threading
+        from airflow_provider_rollout.engine.serving.dummy_app import main
+        def shout():
+            for _ in range(200):
+                os.write(2, b"\\xff" * 100_000 + b" RuntimeError: CUDA error: device-side assert ")
+        threading.Thread(target=shout, daemon=True).start()
+        main(sys.argv[1:])
+    """)
+    command = [sys.executable, "-c", loud, "--port", "{port}", "--model", "{model}"]
+    async with opened(server_type="custom", server_command=command) as it:
+        for _ in range(20):
+            assert not [result for result in await it.ask(20) if isinstance(result, Exception)]
+        assert it.totals["server_starts"] == 1
+        assert len(it.dispatcher.log_tail()) <= 8192
+
+
+async def test_a_server_that_cannot_be_killed_ends_the_job_and_gets_no_neighbour(opened):
+    """The guard says so by its exit code; a second server would find the GPU taken."""
+    stuck = textwrap.dedent(f"""
+        import os, signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: os._exit({EXIT_UNKILLABLE}))
+        sys.argv[1:1] = ["--faults", '[{{"match": "doc", "action": "hang"}}]']
+        import airflow_provider_rollout.engine.serving.dummy_app as dummy
+        dummy.signal.SIGTERM, dummy.signal.SIGINT = signal.SIGUSR1, signal.SIGUSR2
+        dummy.main(sys.argv[1:])
+    """)
+    command = [sys.executable, "-c", stuck, "--port", "{port}", "--model", "{model}"]
+    async with opened(server_type="custom", server_command=command, stall_timeout_sec=0.6) as it:
+        (error,) = await it.ask(1)
+        assert isinstance(error, ServerExitedError)
+        assert "does not die" in str(error)
         assert it.totals["server_starts"] == 1
 
 

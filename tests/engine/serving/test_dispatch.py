@@ -7,6 +7,7 @@ import time
 
 import pytest
 from servers.model_server import chat, run_dummy
+from servers.rollout_job import dummy_process
 
 from airflow_provider_rollout.engine.exceptions import (
     BadRequestError,
@@ -109,6 +110,15 @@ async def test_no_more_requests_are_in_flight_than_allowed(opened):
     async with run_dummy(latency_ms=5) as dummy, opened(dummy, max_concurrent_generations=7) as it:
         assert not [result for result in await it.ask(100) if isinstance(result, Exception)]
         assert dummy.counts["max_in_flight"] == 7
+
+
+async def test_a_burst_beyond_the_backlog_of_the_server_is_answered_all_the_same(opened):
+    """Five hundred connections at once where sixteen may wait to be accepted; whatever the kernel does with the others."""
+    flags = ["--model", "m", "--backlog", "16", "--latency-ms", "50"]
+    with dummy_process(*flags) as server:
+        async with opened(server.url, max_concurrent_generations=500) as it:
+            assert not [result for result in await it.ask(500) if isinstance(result, Exception)]
+            assert it.totals["requests_failed"] == 0
 
 
 async def test_adaptive_concurrency_settles_below_what_the_server_bears(opened):

@@ -9,7 +9,7 @@ from servers.model_server import chat
 from servers.rollout_job import dummy_process
 
 BEARS = 32
-SETTLE_S, MEASURE_S = 3.0, 5.0
+SETTLE_S, MEASURE_S = 3.0, 4.0
 
 
 async def requests_per_s(opened, url, **limits):
@@ -36,10 +36,12 @@ async def test_an_adaptive_window_settles_at_nine_tenths_of_the_servers_best(ope
     """The server refuses more than 32 in flight; nothing fails. Both are measured against the same server, one after the other."""
     flags = ["--model", "m", "--latency-ms", "150", "--max-in-flight", str(BEARS)]
     with dummy_process(*flags) as server:
-        best = await requests_per_s(opened, server.url, max_concurrent_generations=BEARS)
+        before = await requests_per_s(opened, server.url, max_concurrent_generations=BEARS)
         adaptive = await requests_per_s(
             opened, server.url, max_concurrent_generations=500, adaptive_concurrency=True, retry_backoff_base_sec=0.5
         )
+        after = await requests_per_s(opened, server.url, max_concurrent_generations=BEARS)
         refused = server.stats()["status_503"]
+    best = (before + after) / 2  # what else the machine does changes meanwhile
     print(f"\nbest {best:.0f}/s, adaptive {adaptive:.0f}/s, share {adaptive / best:.3f}, refused {refused}")
     assert adaptive >= 0.9 * best

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from airflow_provider_rollout.engine.document import Position
-from airflow_provider_rollout.engine.exceptions import CheckpointError, FencedError
+from airflow_provider_rollout.engine.exceptions import CheckpointError, FencedError, ManifestError
 from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.attempt import Attempt
 from airflow_provider_rollout.engine.storage.checkpoint import Checkpoint, ChunkCounts, FinishedChunk, clear_rank
@@ -88,6 +88,42 @@ async def test_a_fenced_attempt_commits_nothing(stores):
     assert await outputs.list() == []
 
 
+async def test_what_a_dead_attempt_left_goes_when_there_is_nothing_to_write(stores):
+    """A row that no record counts, or a dead letter of a document that succeeded, would be told to whoever reads the folder."""
+    store, outputs = stores
+    await store.create(layout.dead_letters(0, 0), b"theirs")
+    await outputs.create(layout.output(0, 0, "jsonl"), b"theirs")
+    chunk = msgspec.structs.replace(finished(0), output=None, dead_letters=None)
+    record = await (await Checkpoint.load(store, 0, "f")).commit(await claim(store), outputs, chunk, extension="jsonl")
+    assert (record.output_key, record.dead_letters_key, record.output_sha256) == (None, None, None)
+    assert not await outputs.exists(layout.output(0, 0, "jsonl"))
+    assert not await store.exists(layout.dead_letters(0, 0))
+
+
+async def test_an_output_object_that_is_gone_or_cut_is_named(stores):
+    """No manifest names what is not there."""
+    store, outputs = stores
+    checkpoint = await Checkpoint.load(store, 0, "f")
+    await checkpoint.commit(await claim(store), outputs, finished(0, b"ours"), extension="jsonl")
+    await checkpoint.check_outputs(outputs)
+    await outputs.put(layout.output(0, 0, "jsonl"), b"our")
+    with pytest.raises(ManifestError, match=r"00000_chunk_00000\.jsonl"):
+        await checkpoint.check_outputs(outputs)
+
+
+async def test_a_fenced_attempt_clears_nothing(stores):
+    """It may have slept for hours since it was told to begin anew."""
+    store, outputs = stores
+    old = await claim(store)
+    new = await claim(store)
+    await (await Checkpoint.load(store, 0, "f")).commit(new, outputs, finished(0), extension="jsonl")
+    await outputs.put(layout.SUCCESS, b"")
+    before = [info.key for info in [*await store.list(), *await outputs.list()]]
+    with pytest.raises(FencedError):
+        await clear_rank(store, outputs, old)
+    assert [info.key for info in [*await store.list(), *await outputs.list()]] == before
+
+
 @pytest.mark.parametrize(("data", "message"), [(b'{"chunk', "not a commit record"), (None, "another configuration")])
 async def test_a_record_that_cannot_be_trusted_is_an_error(stores, data, message):
     """Unreadable is not absent, and foreign is not ours."""
@@ -104,9 +140,10 @@ async def test_a_record_that_cannot_be_trusted_is_an_error(stores, data, message
 async def test_clearing_takes_the_rank_and_leaves_the_others(stores):
     """Only its own chunks and outputs go."""
     store, outputs = stores
-    await (await Checkpoint.load(store, 0, "f")).commit(await claim(store), outputs, finished(0), extension="jsonl")
+    attempt = await claim(store)
+    await (await Checkpoint.load(store, 0, "f")).commit(attempt, outputs, finished(0), extension="jsonl")
     await outputs.put("00001_chunk_00000.jsonl", b"rank 1")
     await outputs.put(layout.SUCCESS, b"")
-    await clear_rank(store, outputs, 0)
+    await clear_rank(store, outputs, attempt)
     assert [info.key for info in await outputs.list()] == ["00001_chunk_00000.jsonl"]
     assert (await Checkpoint.load(store, 0, "other")).done == {}

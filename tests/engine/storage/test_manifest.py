@@ -119,3 +119,14 @@ async def test_an_unreadable_manifest_is_an_error(store):
     await store.put(layout.rank_manifest(0), b"{")
     with pytest.raises(CheckpointError, match="not a manifest"):
         await read_rank_manifest(store, 0)
+
+
+async def test_a_manifest_of_a_rank_that_is_done_anew_does_not_stay_in_the_runs(store, outputs):
+    """Two ranks begin anew; the first finishes the run with the old manifest of the second, which has just removed the proofs."""
+    await manifest(store, [record(0, 0), record(1, 3)], rank=1)
+    first = await manifest(store, [record(0, 0), record(1, 3)], rank=0)
+    assert (await finish_run(store, outputs, first)).documents_written == 8
+    second = await manifest(store, [record(0, 0, 3, 0), record(1, 3, 3, 0)], rank=1)
+    assert (await finish_run(store, outputs, second)).documents_written == 10
+    assert (await read_run_manifest(outputs)).documents_written == 10
+    assert await outputs.exists(layout.SUCCESS)

@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from airflow_provider_rollout.engine.exceptions import RequestCacheError
+from airflow_provider_rollout.engine.exceptions import FencedError, RequestCacheError
 from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.attempt import Attempt
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
@@ -179,3 +179,31 @@ async def test_a_full_disk_is_an_error_that_says_so(tmp_path):
     )
     assert done.returncode == 7, done.stderr
     assert "free space there" in done.stdout
+
+
+async def test_a_fenced_attempt_deletes_no_segment_of_its_successor(store):
+    """Which to the one that slept is foreign, and to the one that works is the truth."""
+    slept = await claim(store)
+    awake = await claim(store)
+    async with RequestCache.open(store, awake, fingerprint="new") as cache:
+        cache.put_document(0, 7, "doc", b"document")
+        await cache.flush()
+    async with RequestCache.open(store, slept, fingerprint="old") as cache:
+        with pytest.raises(FencedError):
+            await cache.restore([], keep_all)
+    assert len(await store.list(layout.cache(0))) == 1
+
+
+async def test_scratch_that_breaks_while_it_is_read_is_the_jobs_failure(store, tmp_path):
+    """An InferenceError or a plain exception would be recorded as the document's."""
+    async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
+        for number in range(2000):
+            cache.put(0, 1, f"key {number}".encode(), b"value" * 100)
+        await cache.flush()
+    async with RequestCache.open(store, await claim(store), fingerprint="f", scratch=str(tmp_path)) as cache:
+        await cache.restore([], keep_all)
+        for file in tmp_path.glob("rollout-*/*"):
+            file.write_bytes(b"\xff" * file.stat().st_size)
+        keys = [f"key {number}".encode() for number in range(2000)]
+        with pytest.raises(RequestCacheError, match="cannot be used"):
+            list(map(cache.get, keys))
