@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -52,7 +52,9 @@ class _Checked:
             try:
                 object.__setattr__(self, item.name, _convert(value, hints[item.name]))
             except msgspec.ValidationError as error:
-                raise ConfigError(f"{type(self).__name__}.{item.name}: {error}") from None
+                known = get_args(hints[item.name]) if get_origin(hints[item.name]) is Literal else ()
+                choices = f"; choose one of {', '.join(map(repr, known))}" if known else ""
+                raise ConfigError(f"{type(self).__name__}.{item.name}: {error}{choices}") from None
         self._check()
 
     def _check(self) -> None:

@@ -7,6 +7,7 @@ Invariant: documents that failed in an earlier attempt of the same job count tow
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from airflow_provider_rollout.engine.config import FailureBudget
 from airflow_provider_rollout.engine.exceptions import FailureBudgetError
@@ -16,6 +17,7 @@ __all__ = ["FailureKeeper"]
 
 _SHARE_FROM = 100  # a share of fewer documents says nothing
 _TOP_CAUSES = 5
+_EXAMPLE_CHARS = 200
 
 
 class FailureKeeper:
@@ -27,6 +29,7 @@ class FailureKeeper:
         self.failed = 0
         self.in_a_row = 0
         self.causes: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
 
     def resume(self, *, ended: int, failed: int, causes: dict[str, int]) -> None:
         """Count what earlier attempts have finished."""
@@ -34,14 +37,21 @@ class FailureKeeper:
         self.failed += failed
         self.causes.update(causes)
 
-    def add(self, outcome: Outcome, causes: list[str]) -> None:
+    def add(self, outcome: Outcome, failures: Sequence[tuple[str, str]], *, key: str) -> None:
         """Count one ended document.
 
+        Args:
+            outcome: how it ended.
+            failures: cause and message of each failed rollout.
+            key: the document's.
+
         Raises:
-            FailureBudgetError: too many have failed; the message holds the most frequent causes.
+            FailureBudgetError: too many have failed; the message holds the most frequent causes, each with an example.
         """
         self.ended += 1
-        self.causes.update(causes)
+        for cause, message in failures:
+            self.causes[cause] += 1
+            self._examples.setdefault(cause, f"document {key}: {message[:_EXAMPLE_CHARS]}")
         if outcome != "failed":
             self.in_a_row = 0
             return
@@ -72,7 +82,8 @@ class FailureKeeper:
         return dict(self.causes.most_common(_TOP_CAUSES))
 
     def _give_up(self, what: str) -> None:
-        causes = ", ".join(f"{cause}: {count}" for cause, count in self.top_causes().items())
-        raise FailureBudgetError(
-            f"the failure budget is exceeded: {what}; most frequent causes: {causes}; the dead letters name each document"
+        causes = (
+            f"{cause}: {count}" + (f" (as {self._examples[cause]})" if cause in self._examples else "")
+            for cause, count in self.top_causes().items()
         )
+        raise FailureBudgetError(f"the failure budget is exceeded: {what}; most frequent causes: {', '.join(causes)}")

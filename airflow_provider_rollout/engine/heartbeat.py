@@ -28,7 +28,8 @@ from airflow_provider_rollout.engine.failure_policy import FailureKeeper
 from airflow_provider_rollout.engine.input_source import InputSource
 from airflow_provider_rollout.engine.metrics import MetricsKeeper, Snapshot
 from airflow_provider_rollout.engine.progress import AttemptRecord, JobState
-from airflow_provider_rollout.engine.rank_run import RankRun, Stop
+from airflow_provider_rollout.engine.rank_run import RankRun
+from airflow_provider_rollout.engine.stop import Stop
 from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.attempt import Attempt
 from airflow_provider_rollout.engine.storage.checkpoint import Checkpoint

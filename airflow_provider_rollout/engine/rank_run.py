@@ -9,8 +9,8 @@ servers are opened only when a document needs them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,58 +19,23 @@ import msgspec
 from airflow_provider_rollout.engine.chunk_tracker import ChunkTracker, OpenChunk
 from airflow_provider_rollout.engine.document import NumberedDocument, Position
 from airflow_provider_rollout.engine.document_feed import DocumentFeed
-from airflow_provider_rollout.engine.exceptions import JobCancelledError, JobStoppedError
 from airflow_provider_rollout.engine.failure_policy import FailureKeeper
 from airflow_provider_rollout.engine.finish_chunk import cause_of, finish_chunk
 from airflow_provider_rollout.engine.generate import GenerateRoom
 from airflow_provider_rollout.engine.metrics import MetricsKeeper
 from airflow_provider_rollout.engine.result import Rollout
 from airflow_provider_rollout.engine.rollout import FinishedDocument, run_document
+from airflow_provider_rollout.engine.stop import Stop
 from airflow_provider_rollout.engine.storage.attempt import Attempt
 from airflow_provider_rollout.engine.storage.checkpoint import Checkpoint
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 from airflow_provider_rollout.engine.storage.output import OutputWriter
 from airflow_provider_rollout.engine.storage.request_cache import RequestCache
 
-__all__ = ["OpenServing", "RankRun", "Stop"]
+__all__ = ["OpenServing", "RankRun"]
 
 OpenServing = Callable[[], AbstractAsyncContextManager[tuple[GenerateRoom, Mapping[str, Any]]]]
 """Opens the servers and the shared context."""
-
-
-@dataclass(slots=True)
-class Stop:
-    """A request to stop, with the error that the job ends with and the time given to documents in flight, in seconds."""
-
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    error: JobStoppedError | None = None
-    grace_s: float = 0.0
-
-    def ask(self, error: JobStoppedError, grace_s: float) -> None:
-        """Ask to stop; a second request leaves no grace. A cancel outweighs the signal that came with it."""
-        self.grace_s = 0.0 if self.error else grace_s
-        if self.error is None or isinstance(error, JobCancelledError):
-            self.error = error
-        self.asked.set()
-
-    @asynccontextmanager
-    async def bounding(self, after_grace_s: float | None) -> AsyncIterator[None]:
-        """End the block with the stop's error once one is asked for: so long after its grace, or with no grace at all (None)."""
-        async with asyncio.TaskGroup() as group:
-            end = group.create_task(self._end(after_grace_s))
-            yield
-            end.cancel()
-
-    async def _end(self, after_grace_s: float | None) -> None:
-        await self.asked.wait()
-        if after_grace_s is not None:
-            slept_s = 0.0
-            while slept_s < self.grace_s:  # a second request shortens it
-                await asyncio.sleep(0.1)
-                slept_s += 0.1
-            await asyncio.sleep(after_grace_s)
-        if self.error is not None:
-            raise self.error
 
 
 @dataclass(slots=True)
@@ -149,8 +114,10 @@ class RankRun:
         self.metrics.count(f"documents_{finished.outcome}")
         if finished.failures:
             self.metrics.count("rollouts_failed", len(finished.failures))
-        causes = [cause_of(rollout.failure) for rollout in finished.failures if rollout.failure is not None]
-        self.failures.add(finished.outcome, causes)
+        causes = [
+            (cause_of(item.failure), item.failure.message) for item in finished.failures if item.failure is not None
+        ]
+        self.failures.add(finished.outcome, causes, key=document.key)
         self._ended(document.chunk_index)
 
     def _ended(self, chunk_index: int) -> None:

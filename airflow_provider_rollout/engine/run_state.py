@@ -45,6 +45,7 @@ _PREFIXES = (
     "failed/",
     "cache/",
     "cancel/",
+    "reported/",
     layout.SPECS,
     _ATTEMPTS,
 )

@@ -40,13 +40,14 @@ from airflow_provider_rollout.engine.generate import GenerateRoom
 from airflow_provider_rollout.engine.heartbeat import Heartbeat
 from airflow_provider_rollout.engine.input_source import InputSource, open_input
 from airflow_provider_rollout.engine.progress import AttemptRecord
-from airflow_provider_rollout.engine.rank_run import RankRun, Stop
+from airflow_provider_rollout.engine.rank_run import RankRun
 from airflow_provider_rollout.engine.reference import check_rollout, rollout_identity
 from airflow_provider_rollout.engine.reopen import chunks_with_failures, reopen_chunks
 from airflow_provider_rollout.engine.result import Rollout
 from airflow_provider_rollout.engine.rollout import FinishedDocument
 from airflow_provider_rollout.engine.serving.dispatch import open_dispatcher
 from airflow_provider_rollout.engine.shared_context import open_shared_context
+from airflow_provider_rollout.engine.stop import Stop
 from airflow_provider_rollout.engine.storage.attempt import Attempt
 from airflow_provider_rollout.engine.storage.checkpoint import Checkpoint, clear_rank
 from airflow_provider_rollout.engine.storage.manifest import (

@@ -9,16 +9,18 @@ from airflow_provider_rollout.engine.failure_policy import FailureKeeper
 
 def fail(keeper, times, cause="BadRequestError 400"):
     for _ in range(times):
-        keeper.add("failed", [cause])
+        keeper.add("failed", [(cause, "too long")], key="d1")
 
 
 def test_failures_in_a_row_end_the_job_with_their_causes():
     """All that follows fails too, so it is not tried."""
     keeper = FailureKeeper(FailureBudget(max_consecutive_failures=3))
     fail(keeper, 2)
-    keeper.add("written", [])
+    keeper.add("written", [], key="d0")
     fail(keeper, 2)
-    with pytest.raises(FailureBudgetError, match=r"3 documents failed in a row.*BadRequestError 400: 5"):
+    with pytest.raises(
+        FailureBudgetError, match=r"3 documents failed in a row.*BadRequestError 400: 5 \(as document d1: too long\)"
+    ):
         fail(keeper, 1)
 
 

@@ -16,7 +16,7 @@ from airflow_provider_rollout.engine.exceptions import (
 )
 from airflow_provider_rollout.engine.failure_policy import FailureKeeper
 from airflow_provider_rollout.engine.heartbeat import Heartbeat
-from airflow_provider_rollout.engine.rank_run import Stop
+from airflow_provider_rollout.engine.stop import Stop
 from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.attempt import Attempt, latest_attempt
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore

@@ -1,24 +1,43 @@
-"""How a run is told to stop."""
+"""Work flows on over the chunks of a rank."""
 
-from airflow_provider_rollout.engine.exceptions import JobCancelledError, JobInterruptedError
-from airflow_provider_rollout.engine.rank_run import Stop
+from __future__ import annotations
 
-SIGNAL, CANCEL = JobInterruptedError("signal"), JobCancelledError("cancel")
+import asyncio
 
+import pytest
+from servers.rollout_job import dummy_process
 
-def test_the_first_request_gives_grace_and_the_second_takes_it():
-    """Ctrl-C twice ends at once."""
-    stop = Stop()
-    stop.ask(SIGNAL, 10.0)
-    assert (stop.error, stop.grace_s, stop.asked.is_set()) == (SIGNAL, 10.0, True)
-    stop.ask(JobInterruptedError("again"), 10.0)
-    assert (stop.error, stop.grace_s) == (SIGNAL, 0.0)
+from airflow_provider_rollout.engine import Document, InferenceConfig, InferenceRunner, ParquetWriter
+from airflow_provider_rollout.engine.storage import layout
+from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 
 
-def test_a_cancel_outweighs_a_signal_and_no_signal_a_cancel():
-    """The record says who ended the job."""
-    stop = Stop()
-    stop.ask(SIGNAL, 10.0)
-    stop.ask(CANCEL, 0.0)
-    stop.ask(SIGNAL, 10.0)
-    assert (stop.error, stop.grace_s) == (CANCEL, 0.0)
+@pytest.fixture(scope="module")
+def server():
+    with dummy_process() as process:
+        yield process
+
+
+async def test_a_slow_document_holds_up_its_own_chunk_and_no_other(server, tmp_path):
+    """Later chunks are committed while the first one waits; in the end all are in order."""
+    released = asyncio.Event()
+
+    async def rollout(document, generate):
+        if document.id == "0":
+            await released.wait()
+        return await generate({"messages": [{"role": "user", "content": document.text}]})
+
+    config = InferenceConfig(
+        server_type="endpoint", endpoint_url=server.url, model_name_or_path="dummy", max_concurrent_generations=4
+    )
+    runner = InferenceRunner(rollout, config, ParquetWriter(tmp_path), records_per_chunk=5)
+    given = [Document(f"text {number}", str(number)) for number in range(20)]
+    running = asyncio.create_task(runner.run_async(given))
+    store = ObjectStore.open(f"{tmp_path}/_rollout")
+    async with asyncio.timeout(20):
+        while len(await store.list(layout.chunks(0))) < 3:
+            await asyncio.sleep(0.05)
+    assert [layout.number(info.key) for info in await store.list(layout.chunks(0))] == [1, 2, 3]
+    released.set()
+    manifest = await running
+    assert (manifest.documents_written, len(manifest.outputs)) == (20, 4)

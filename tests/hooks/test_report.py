@@ -1,6 +1,10 @@
 """Progress in the log and in metrics."""
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -120,9 +124,33 @@ async def test_a_store_that_fails_does_not_end_the_watch(tmp_path):
     assert stats.counters == {"rollout.requests_sent": 2}
 
 
+SEND_TO_NOBODY = """
+import asyncio, logging, sys
+from airflow.sdk._shared.observability.metrics import stats
+from airflow.sdk.configuration import conf
+from airflow.sdk.observability.metrics import stats_utils
+from hooks.test_report import succeeded
+from airflow_provider_rollout.engine.storage.object_store import ObjectStore
+from airflow_provider_rollout.hooks.report import ProgressReport
+
+stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=False)
+assert type(stats._get_backend()).__name__ == "SafeStatsdLogger", stats._get_backend()
+asyncio.run(ProgressReport(logging.getLogger("test"))(succeeded(requests_sent=1), ObjectStore.open(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+def test_a_daemon_that_is_away_changes_nothing(tmp_path, host):
+    """Airflow's own client of StatsD, with nobody at the other end."""
+    settings = {"STATSD_ON": "True", "STATSD_HOST": host, "STATSD_PORT": "9"}
+    environment = {**os.environ, **{f"AIRFLOW__METRICS__{name}": value for name, value in settings.items()}}
+    environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    command = [sys.executable, "-W", "ignore", "-c", SEND_TO_NOBODY, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_name_is_in_the_readme():
     """The table of metrics is complete."""
-    from pathlib import Path
-
     readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
     assert [name for name in (*COUNTERS, *GAUGES, *TIMINGS) if f"`rollout.{name}`" not in readme] == []

@@ -161,7 +161,7 @@ class Run:
         """The log of a try."""
         path = f"{self._path}/taskInstances/{task_id}/logs/{try_number}"
         lines = self.stack.ask("GET", path, map_index=map_index, full_content=True)["content"]
-        return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in lines)
+        return "\n".join(_text(line) for line in lines)
 
     def describe(self) -> str:
         """For a test that fails: states and the end of the log."""
@@ -173,6 +173,14 @@ class Run:
             if item["try_number"]
         ]
         return f"{states}\n" + "\n---\n".join(tails[:3])
+
+
+def _text(line: Any) -> str:
+    """A line of a log, with the message of the exception that it reports."""
+    if not isinstance(line, dict):
+        return str(line)
+    errors = [str(error.get("exc_value", "")) for error in line.get("error_detail") or []]
+    return "\n".join([str(line.get("event", line)), *errors])
 
 
 def wait_until(

@@ -50,7 +50,7 @@ class StatsD:
             while not answer.rstrip().endswith(b"END"):
                 answer += connection.recv(65536)
         text = answer.decode().rpartition("END")[0]
-        text = re.sub(r"'([^']*)'", r'"\1"', text)
+        text = re.sub(r",?\s*\.\.\. \d+ more items?", "", re.sub(r"'([^']*)'", r'"\1"', text))
         return json.loads(re.sub(r"([{,]\s*)([A-Za-z_]\w*):", r'\1"\2":', text))
 
 

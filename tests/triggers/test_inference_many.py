@@ -95,7 +95,7 @@ def test_two_hundred_triggers_keep_the_loop_free(tmp_path):
 
 
 def test_no_call_of_a_trigger_blocks_the_loop(tmp_path):
-    """asyncio's own watch for slow callbacks reports none. It costs so much itself that it watches few triggers, in which nothing differs."""
+    """asyncio's own watch for slow callbacks reports none. It costs so much itself that it watches only a few triggers."""
     reported = []
     for number in range(3):
         seen = watch_many(tmp_path / str(number), 10, 6.0, "debug")

@@ -64,6 +64,7 @@ with DAG(
     "thirty_days",
     schedule="@daily",
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    end_date=datetime(2026, 1, 31, tzinfo=UTC),
     catchup=False,
     is_paused_upon_creation=True,
 ):
