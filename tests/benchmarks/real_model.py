@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -68,7 +69,7 @@ def _in_turns(bench: Bench, url: str, model: str, source: Path) -> dict[str, flo
             ]
             report: Report = report_of(ours)
             times["ours"].append(report["wall_s"])
-    return {name: sorted(taken)[len(taken) // 2] for name, taken in times.items()}
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def _environment(vllm: Path) -> dict[str, str]:

@@ -134,18 +134,20 @@ from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 from airflow_provider_rollout.hooks.report import ProgressReport
 
 stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=False)
-assert type(stats._get_backend()).__name__ == "SafeStatsdLogger", stats._get_backend()
+assert type(stats._get_backend()).__name__ == sys.argv[2], stats._get_backend()
 asyncio.run(ProgressReport(logging.getLogger("test"))(succeeded(requests_sent=1), ObjectStore.open(sys.argv[1])))
 """
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
-def test_a_daemon_that_is_away_changes_nothing(tmp_path, host):
-    """Airflow's own client of StatsD, with nobody at the other end."""
+@pytest.mark.parametrize(
+    ("host", "client"), [("127.0.0.1", "SafeStatsdLogger"), ("no-such-host.invalid", "NoStatsLogger")]
+)
+def test_a_daemon_that_is_away_changes_nothing(tmp_path, host, client):
+    """Airflow's own client of StatsD, with nobody at the other end; and what Airflow takes in its place when there is no such host."""
     settings = {"STATSD_ON": "True", "STATSD_HOST": host, "STATSD_PORT": "9"}
     environment = {**os.environ, **{f"AIRFLOW__METRICS__{name}": value for name, value in settings.items()}}
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
-    command = [sys.executable, "-W", "ignore", "-c", SEND_TO_NOBODY, str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", "-c", SEND_TO_NOBODY, str(tmp_path), client]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
