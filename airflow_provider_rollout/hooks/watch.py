@@ -239,7 +239,8 @@ async def _turn() -> AsyncIterator[None]:
     gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_LOOKS_AT_ONCE))
     has_turn = True
     try:
-        await asyncio.wait_for(gate.acquire(), _TURN_WAIT_S)
+        async with asyncio.timeout(_TURN_WAIT_S):  # wait_for of Python 3.11 may swallow a cancellation
+            await gate.acquire()
     except TimeoutError:
         has_turn = False
     try:

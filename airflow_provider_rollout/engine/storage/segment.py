@@ -16,7 +16,7 @@ import zstandard
 __all__ = ["Row", "SegmentError", "decode", "encode"]
 
 MAGIC = b"RQSEG1\n"
-_LEVEL = 1  # half the CPU of level 3 for a tenth more bytes, which live only as long as their chunk is open
+_LEVEL = 1  # half the CPU of level 3 for an eighth more bytes (GSM8K shrinks 2.9 and 3.3 times), which live only while their chunk is open
 
 
 class SegmentError(ValueError):
