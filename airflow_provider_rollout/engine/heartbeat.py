@@ -185,7 +185,8 @@ class Heartbeat:
                 continue
             # A signal may belong to a cancel, so the marker is looked for at once.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.asked.wait(), self.attempt.heartbeat_s)
+                async with asyncio.timeout(self.attempt.heartbeat_s):
+                    await self._stop.asked.wait()
 
     async def _report(self) -> None:
         logged_s = 0.0

@@ -82,6 +82,17 @@ async def test_a_cancel_is_heard_and_outweighs_the_signal_that_comes_with_it(sto
     assert (record.state, record.exit_code, record.error_class) == ("cancelled", 143, "JobCancelledError")
 
 
+@pytest.mark.parametrize("steps", range(5))
+async def test_a_block_that_ends_as_a_stop_is_asked_for_does_end(store, steps):
+    """A cancellation that meets the stop is not swallowed, at whichever step of the loop."""
+    heartbeat = await make(store, lost_after_s=60.0)
+    async with asyncio.timeout(5), heartbeat.beating():
+        await asyncio.sleep(0.2)
+        heartbeat._stop.ask(JobInterruptedError("SIGTERM"), 0.0)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+
+
 async def test_the_cancel_of_another_job_is_not_ours(store):
     """A resume is not stopped by the marker of the job before."""
     await store.put(layout.cancel("earlier"), b"")

@@ -79,7 +79,8 @@ async def test_clocks_that_differ_do_not_hold_the_event_back_for_long(tmp_path):
     write_record(tmp_path, state="succeeded")
     trigger = make_trigger(tmp_path, deferred_at=time.time() + 7200)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(first_event(trigger), 0.5)
+        async with asyncio.timeout(0.5):
+            await first_event(trigger)
     assert trigger.deferred_at > time.time()
 
 

@@ -220,7 +220,8 @@ class RequestCache:
         """Flush for ever, by time and by number of rows; a task of the runner's."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._full.wait(), FLUSH_S)
+                async with asyncio.timeout(FLUSH_S):
+                    await self._full.wait()
             self._full.clear()
             await self.flush()
 

@@ -68,7 +68,8 @@ async def test_a_killed_process_is_replaced_at_once(store, other_process):
     """A process of this host that is gone needs no waiting."""
     other_process.kill()
     other_process.wait()
-    attempt = await asyncio.wait_for(Attempt.claim(store, rank=0, job_id="me", lost_after_s=60.0), 2.0)
+    async with asyncio.timeout(2):
+        attempt = await Attempt.claim(store, rank=0, job_id="me", lost_after_s=60.0)
     assert attempt.epoch == 2
 
 
