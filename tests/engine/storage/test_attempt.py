@@ -85,9 +85,16 @@ async def test_a_stopped_process_is_replaced_after_its_silence_and_fenced_when_i
 
 
 async def test_of_two_claims_at_once_one_wins(store):
-    """The create-only write decides."""
-    claims = [Attempt.claim(store, rank=0, job_id=f"job-{number}", lost_after_s=1.0) for number in range(8)]
-    results = await asyncio.gather(*claims, return_exceptions=True)
+    """The create-only write decides, and whoever comes a moment later sees the winner's heart beat."""
+
+    async def claim(number):
+        attempt = await Attempt.claim(store, rank=0, job_id=f"job-{number}", lost_after_s=10.0)
+        for _ in range(20):
+            await attempt.beat(attempt.record)
+            await asyncio.sleep(0.1)
+        return attempt
+
+    results = await asyncio.gather(*(claim(number) for number in range(8)), return_exceptions=True)
     assert sum(isinstance(result, Attempt) for result in results) == 1
     assert sum(isinstance(result, AttemptActiveError) for result in results) == 7
 
