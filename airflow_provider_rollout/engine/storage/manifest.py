@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 
-from airflow_provider_rollout.engine.exceptions import CheckpointError, ManifestError, ObjectNotFoundError
+from airflow_provider_rollout.engine.exceptions import ManifestError
 from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.attempt import Attempt, utc_now
 from airflow_provider_rollout.engine.storage.checkpoint import ChunkRecord
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
+from airflow_provider_rollout.engine.storage.stored_record import read_record
 
 __all__ = [
     "RankManifest",
@@ -31,7 +32,6 @@ __all__ = [
 ]
 
 _TOP_CAUSES = 10
-_M = TypeVar("_M", bound=msgspec.Struct)
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +171,7 @@ async def _add_up(store: ObjectStore, outputs: ObjectStore, mine: RankManifest) 
     keys = [info.key for info in await store.list(layout.MANIFESTS)]
     if len(keys) < mine.world_size:
         return None
-    read = await asyncio.gather(*(_read(store, key, RankManifest) for key in keys))
+    read = await asyncio.gather(*(read_record(store, key, RankManifest) for key in keys))
     ranks = [rank for rank in read if rank and rank.fingerprint == mine.fingerprint and rank.rank < mine.world_size]
     if len(ranks) < mine.world_size:
         return None
@@ -200,23 +200,12 @@ async def _delete_strays(outputs: ObjectStore, run: RunManifest) -> None:
 
 async def read_rank_manifest(store: ObjectStore, rank: int) -> RankManifest | None:
     """A rank's manifest, or None when the rank is not done."""
-    return await _read(store, layout.rank_manifest(rank), RankManifest)
+    return await read_record(store, layout.rank_manifest(rank), RankManifest)
 
 
 async def read_run_manifest(outputs: ObjectStore) -> RunManifest | None:
     """The run's manifest, or None when not all ranks are done."""
-    return await _read(outputs, layout.MANIFEST, RunManifest)
-
-
-async def _read(store: ObjectStore, key: str, kind: type[_M]) -> _M | None:
-    try:
-        return msgspec.json.decode(await store.get(key), type=kind)
-    except ObjectNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise CheckpointError(
-            f"{store.uri}/{key} is not a manifest: {error}; restore it, or clean the run's state"
-        ) from None
+    return await read_record(outputs, layout.MANIFEST, RunManifest)
 
 
 def _of_chunk(record: ChunkRecord) -> Counts:

@@ -11,15 +11,14 @@ from typing import Literal, TypeVar
 import msgspec
 
 from airflow_provider_rollout.engine.exceptions import (
-    CheckpointError,
     FingerprintMismatchError,
     ObjectExistsError,
-    ObjectNotFoundError,
 )
 from airflow_provider_rollout.engine.fingerprint import JobRecord, changed_keys
 from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.input_plan import InputPlan, changed_shards
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
+from airflow_provider_rollout.engine.storage.stored_record import read_record
 
 __all__ = ["OnChange", "pin_job", "pin_plan"]
 
@@ -68,7 +67,7 @@ async def pin_job(store: ObjectStore, now: JobRecord, on_change: OnChange) -> Jo
 
 
 async def _pin(store: ObjectStore, key: str, now: _M) -> _M:
-    present = await _read(store, key, type(now))
+    present = await read_record(store, key, type(now))
     if present is not None:
         return present
     try:
@@ -76,14 +75,3 @@ async def _pin(store: ObjectStore, key: str, now: _M) -> _M:
     except ObjectExistsError:
         return await _pin(store, key, now)
     return now
-
-
-async def _read(store: ObjectStore, key: str, kind: type[_M]) -> _M | None:
-    try:
-        return msgspec.json.decode(await store.get(key), type=kind)
-    except ObjectNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise CheckpointError(
-            f"{store.uri}/{key} cannot be read: {error}; restore it, or clean the run's state"
-        ) from None
