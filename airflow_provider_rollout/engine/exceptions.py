@@ -15,7 +15,6 @@
     │  ├─ MalformedResponseError      answered, but not in the agreed shape
     │  ├─ TruncatedError              ``finish_reason`` is "length" and ``on_truncated`` is "retry" or "fail"
     │  └─ QuarantinedError            in flight whenever a server died; not sent again
-    ├─ RolloutFunctionError           the user's function raised; the cause is chained
     ├─ ServerError                    a model server that the job owns
     │  ├─ ServerStartError            it did not become ready
     │  └─ ServerExitedError           it died more often than ``server_start_max_retries`` allows
@@ -35,8 +34,8 @@
        └─ JobCancelledError           by its user
 
 Who raises, who translates, who records: each room raises its own branch and translates foreign errors at its own border
-(``client.py`` for HTTP, ``object_store.py`` for the store, ``request_cache.py`` for SQLite). ``InferenceError`` and
-``RolloutFunctionError`` are *recorded*: a bad rollout is data. Everything else is *fatal*: it leaves the runner and ends the job.
+(``client.py`` for HTTP, ``object_store.py`` for the store, ``request_cache.py`` for SQLite). ``InferenceError``, and
+whatever a user's function raises, is *recorded*: a bad rollout is data. Everything else is *fatal*: it leaves the runner and ends the job.
 """
 
 from __future__ import annotations
@@ -119,10 +118,6 @@ class TruncatedError(InferenceError):
 
 class QuarantinedError(InferenceError):
     """The request was in flight whenever a server died, and is not sent again."""
-
-
-class RolloutFunctionError(RolloutError):
-    """The rollout function raised; the original exception is the ``__cause__``."""
 
 
 class ServerError(RolloutError):

@@ -21,7 +21,6 @@ from airflow_provider_rollout.engine.exceptions import (
     InferenceError,
     QuarantinedError,
     RolloutError,
-    RolloutFunctionError,
 )
 from airflow_provider_rollout.engine.generate import DocumentUsage, GenerateRoom, RolloutCalls
 from airflow_provider_rollout.engine.prompt import PromptTemplate
@@ -121,8 +120,7 @@ def _fatal(error: BaseException) -> RolloutError | None:
     """The error in it that ends the job, if there is one: a rollout may have wrapped it in a group."""
     if isinstance(error, BaseExceptionGroup):
         return next((fatal for inner in error.exceptions if (fatal := _fatal(inner))), None)
-    recorded = (InferenceError, RolloutFunctionError)
-    return error if isinstance(error, RolloutError) and not isinstance(error, recorded) else None
+    return error if isinstance(error, RolloutError) and not isinstance(error, InferenceError) else None
 
 
 def _failure(error: BaseException) -> Failure:
