@@ -29,6 +29,7 @@
     ├─ FencedError                    a newer attempt owns this output
     ├─ AttemptActiveError             another attempt is at work on this output
     ├─ FailureBudgetError             more documents failed than the budget allows
+    ├─ EngineFaultError               a defect of this engine, which no document is blamed for
     └─ JobStoppedError                the job was asked to stop and left its state resumable
        ├─ JobInterruptedError         by a signal
        └─ JobCancelledError           by its user
@@ -178,6 +179,10 @@ class AttemptActiveError(RolloutError):
 
 class FailureBudgetError(RolloutError):
     """More documents failed than the failure budget allows."""
+
+
+class EngineFaultError(RolloutError):
+    """Something inside the engine failed that never should; the job ends, so that no document is recorded as failed for it."""
 
 
 class JobStoppedError(RolloutError):

@@ -19,7 +19,7 @@ import msgspec
 from airflow_provider_rollout.engine import strict_json
 from airflow_provider_rollout.engine.config import InferenceConfig
 from airflow_provider_rollout.engine.document import NumberedDocument
-from airflow_provider_rollout.engine.exceptions import BadRequestError, InferenceError
+from airflow_provider_rollout.engine.exceptions import BadRequestError, EngineFaultError, InferenceError, RolloutError
 from airflow_provider_rollout.engine.metrics import MetricsKeeper
 from airflow_provider_rollout.engine.result import Failure, InferenceResult
 from airflow_provider_rollout.engine.storage.request_cache import RequestCache
@@ -85,6 +85,7 @@ class RolloutCalls:
 
         Raises:
             InferenceError: the request ended without a result.
+            RolloutError: the job cannot go on.
         """
         final = self._final(payload)
         digest = hashlib.sha256(strict_json.dumps(final, sort_keys=True)).digest()
@@ -93,6 +94,13 @@ class RolloutCalls:
         except InferenceError as error:
             error.payload_sha256 = digest.hex()
             raise
+        except RolloutError:
+            raise
+        except Exception as error:
+            raise EngineFaultError(
+                f"{type(error).__name__} inside a generate call of document {self.document.document.id!r}: {error}; "
+                "this is a defect of airflow-provider-rollout, please report it with the traceback; what is done is kept"
+            ) from error
 
     async def _ask(self, final: Mapping[str, Any], key: bytes) -> InferenceResult:
         cached = self.room.cache.get(key)

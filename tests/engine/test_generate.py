@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_rollout.engine.config import InferenceConfig
 from airflow_provider_rollout.engine.document import Document, NumberedDocument, Position
-from airflow_provider_rollout.engine.exceptions import BadRequestError, RequestRejectedError
+from airflow_provider_rollout.engine.exceptions import BadRequestError, EngineFaultError, RequestRejectedError
 from airflow_provider_rollout.engine.generate import DocumentUsage, GenerateRoom
 from airflow_provider_rollout.engine.metrics import MetricsKeeper
 from airflow_provider_rollout.engine.result import InferenceResult
@@ -127,3 +127,13 @@ async def test_a_refusal_for_good_is_kept_and_asked_again_on_request_only():
         with pytest.raises(RequestRejectedError):
             await calls(cache, model)({"prompt": "y"})
     assert len(model.asked) == 4
+
+
+async def test_a_defect_behind_generate_is_not_the_rollouts_failure():
+    """What is no InferenceError ends the job and names the document; a payload without a JSON form is the rollout's own."""
+    with pytest.raises(
+        EngineFaultError, match="TypeError inside a generate call of document 'd': no such thing; this is a defect"
+    ):
+        await calls(Cache(), Model(TypeError("no such thing")))({"prompt": "x"})
+    with pytest.raises(TypeError):
+        await calls(Cache(), Model())({"prompt": object()})

@@ -16,6 +16,7 @@ Invariant: keys sort in the order of what they count, so one LIST with a start o
     <checkpoints>/manifests/{rank}.json           this rank is done
     <checkpoints>/cancel/{job_id}                 the job is to stop
     <checkpoints>/reported/{job_id}.json          what a watcher has told Airflow's metrics of this job
+    <either>/_uploads/{id}                        a large object on its way to its key
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ MANIFEST = "manifest.json"
 SUCCESS = "_SUCCESS"
 MANIFESTS = "manifests/"
 SPECS = "specs/"
+UPLOADS = "_uploads/"
 
 _OUTPUT = re.compile(r"\d{5,}_chunk_\d{5,}\.(parquet|jsonl|jsonl\.zst)\Z")
 _NUMBER = re.compile(r"(\d+)\.[^/]*\Z")
@@ -96,6 +98,11 @@ def output(rank: int, chunk_index: int, extension: str) -> str:
 def output_prefix(rank: int) -> str:
     """Prefix of a rank's output objects."""
     return f"{rank:05d}_chunk_"
+
+
+def upload(upload_id: str) -> str:
+    """Where a large object is put together; a name that readers of a folder pass over."""
+    return f"{UPLOADS}{upload_id}"
 
 
 def is_output(key: str) -> bool:

@@ -156,7 +156,7 @@ async def finish_run(store: ObjectStore, outputs: ObjectStore, mine: RankManifes
     run = await _add_up(store, outputs, mine)
     while run is not None:
         if await read_run_manifest(outputs) != run or not await outputs.exists(layout.SUCCESS):
-            await _delete_strays(outputs, run)
+            await _delete_strays(store, outputs, run)
             await outputs.put(layout.MANIFEST, msgspec.json.format(msgspec.json.encode(run), indent=2))
             await outputs.put(layout.SUCCESS, b"")
         now = await _add_up(store, outputs, mine)
@@ -189,12 +189,15 @@ async def _add_up(store: ObjectStore, outputs: ObjectStore, mine: RankManifest) 
     )
 
 
-async def _delete_strays(outputs: ObjectStore, run: RunManifest) -> None:
+async def _delete_strays(store: ObjectStore, outputs: ObjectStore, run: RunManifest) -> None:
     """Remove chunks of ours that are no part of the run: a restart with fewer ranks leaves those of the ranks that are no more.
 
-    Whoever reads the output by a glob reads what the manifest says.
+    Whoever reads the output by a glob reads what the manifest says. Uploads that killed attempts have left go too: when all ranks
+    are done, none is under way.
     """
     ours = [info.key for info in await outputs.list() if layout.is_output(info.key)]
+    for unfinished in (outputs, store):
+        await unfinished.delete([info.key for info in await unfinished.list(layout.UPLOADS)])
     await outputs.delete(sorted(set(ours) - set(run.outputs)))
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import io
 import logging
+import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -41,6 +43,7 @@ from airflow_provider_rollout.engine.exceptions import (
     ObjectNotFoundError,
     StoreError,
 )
+from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.folder_files import delete_files, is_temporary, write_file
 from airflow_provider_rollout.engine.storage.range_reader import RangeReader
 from airflow_provider_rollout.engine.storage.store_errors import FOREIGN_ERRORS, is_undecided, translate
@@ -161,8 +164,10 @@ class ObjectStore:
         Raises:
             ObjectExistsError: it exists with other bytes.
         """
+        in_parts = len(data) > _PART_BYTES and self._folder is None
+        write = self._create_in_parts if in_parts else self._create_at_once
         try:
-            return await self._call("create", key, lambda: self._put(key, data, "create"))
+            return await self._call("create", key, lambda: write(key, data))
         except (ObjectExistsError, ObjectChangedError):
             lost = ObjectExistsError(f"{self._name(key)} exists already; somebody else has created it")
             return await self._own_write(key, data, lost)
@@ -280,6 +285,20 @@ class ObjectStore:
             self._client, self._path(key), data, mode=mode, use_multipart=large, chunk_size=_PART_BYTES
         )
         return ObjectInfo(key, len(data), answer[self._tag_name] or "")  # type: ignore[literal-required]
+
+    def _create_at_once(self, key: str, data: bytes) -> ObjectInfo:
+        return self._put(key, data, "create")
+
+    def _create_in_parts(self, key: str, data: bytes) -> ObjectInfo:
+        """The parts go to a name of their own; the store copies it to the key within itself, and refuses if that exists."""
+        upload = self._path(layout.upload(uuid.uuid4().hex))
+        try:
+            obstore.put(self._client, upload, data, use_multipart=True, chunk_size=_PART_BYTES)
+            obstore.copy(self._client, upload, self._path(key), overwrite=False)
+        finally:
+            with contextlib.suppress(BaseError):  # what stays here is removed at the end of the run
+                obstore.delete(self._client, upload)
+        return self._info(obstore.head(self._client, self._path(key)))
 
     async def _own_write(self, key: str, data: bytes, lost: StoreError) -> ObjectInfo:
         """A refused conditional write is ours when the object holds our bytes: the store had taken an earlier send of it."""

@@ -136,7 +136,8 @@ def build_client(scheme: str, location: str, options: StoreOptions) -> obstore.s
 
 
 def _s3_config(options: StoreOptions) -> S3Config:
-    config: S3Config = {"virtual_hosted_style_request": False}
+    # A copy that must not overwrite is a multipart upload of one copied part, completed on the condition that the key is absent.
+    config: S3Config = {"virtual_hosted_style_request": False, "copy_if_not_exists": "multipart"}
     if options.region:
         config["region"] = options.region
     if options.endpoint_url:

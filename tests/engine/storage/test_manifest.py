@@ -130,3 +130,12 @@ async def test_a_manifest_of_a_rank_that_is_done_anew_does_not_stay_in_the_runs(
     assert (await finish_run(store, outputs, second)).documents_written == 10
     assert (await read_run_manifest(outputs)).documents_written == 10
     assert await outputs.exists(layout.SUCCESS)
+
+
+async def test_what_killed_uploads_have_left_goes_when_the_run_is_done(store, outputs):
+    """Nothing of them is in a state or an output that is finished."""
+    for place in (store, outputs):
+        await place.put(layout.upload("of-a-killed-job"), b"half")
+    await manifest(store, [record(0, 0), record(1, 3)], rank=1)
+    await finish_run(store, outputs, await manifest(store, [record(0, 0), record(1, 3)], rank=0))
+    assert await store.list(layout.UPLOADS) == await outputs.list(layout.UPLOADS) == []

@@ -12,6 +12,7 @@ from servers.seaweedfs import S3Server
 
 from airflow_provider_rollout.engine.exceptions import (
     ObjectChangedError,
+    ObjectExistsError,
     StoreError,
 )
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore, StoreOptions
@@ -132,6 +133,50 @@ async def test_a_multipart_upload_is_whole_or_not_there(
     await store.put("big", data)
     assert faulty_s3.faults[0].times == 0
     assert await store.get("big") == data
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("request_", "kind"),
+    [
+        ("POST .*uploads", "status"),
+        ("PUT .*partNumber=2", "lost answer"),
+        ("POST .*_uploads.*uploadId", "error in 200"),
+        ("POST .*big.uploads", "lost answer"),
+        ("PUT .*big.*partNumber", "drop"),
+        ("POST .*big.uploadId", "status"),
+        ("POST .*big.uploadId", "lost answer"),
+        ("POST .*big.uploadId", "error in 200"),
+        (r"POST \S*\?delete", "status"),
+    ],
+)
+async def test_a_large_create_in_parts_is_whole_or_not_there(
+    faulty_s3: FaultyS3, s3: S3Server, request_: str, kind: str
+) -> None:
+    """Its parts, the copy to its key and the removal of the upload: whatever fails once, the object is there and nothing else."""
+    store = await _through(faulty_s3, s3, Fault(request_, kind, code="InternalError"))  # type: ignore[arg-type]
+    data = os.urandom(1024) * (20 * 1024)
+    written = await store.create("big", data)
+    assert faulty_s3.faults[0].times == 0
+    assert await store.get_with_info("big") == (data, written)
+    assert [info.key for info in await store.list()] == ["big", "there"]
+
+
+@pytest.mark.s3
+async def test_a_large_create_sends_no_request_above_one_part_and_has_one_winner(
+    faulty_s3: FaultyS3, s3: S3Server
+) -> None:
+    """Two at once with different bytes: one is told that the other has won."""
+    store = await _through(faulty_s3, s3)
+    sent = [os.urandom(1024) * (20 * 1024) for _ in range(2)]
+    answers = await asyncio.gather(*(store.create("big", data) for data in sent), return_exceptions=True)
+    (winner,) = [number for number, answer in enumerate(answers) if not isinstance(answer, BaseException)]
+    assert isinstance(answers[1 - winner], ObjectExistsError)
+    assert await store.get("big") == sent[winner]
+    puts = [request for request in faulty_s3.seen if request.startswith("PUT")]
+    assert puts
+    assert all("partNumber=" in request for request in puts)
+    assert [info.key for info in await store.list()] == ["big", "there"]
 
 
 @pytest.mark.s3
