@@ -7,11 +7,10 @@ Invariants: a wrong value, a wrong type or an unknown name raises ConfigError wh
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -42,19 +41,20 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class _Checked:
-    """Checks every field of a dataclass against its annotation, and names from JSON against its fields."""
+class _Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """Checks every field against its annotation, and names from JSON against its fields.
+
+    Structs, for each DAG file that is parsed pays for making the classes: 0.1 ms for those below, and 9 ms as dataclasses.
+    """
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self), include_extras=True)
-        for item in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, item.name)
+        for name, hint in _hints(type(self)).items():
             try:
-                object.__setattr__(self, item.name, _convert(value, hints[item.name]))
+                msgspec.structs.force_setattr(self, name, _convert(getattr(self, name), hint))
             except msgspec.ValidationError as error:
-                known = get_args(hints[item.name]) if get_origin(hints[item.name]) is Literal else ()
+                known = get_args(hint) if get_origin(hint) is Literal else ()
                 choices = f"; choose one of {', '.join(map(repr, known))}" if known else ""
-                raise ConfigError(f"{type(self).__name__}.{item.name}: {error}{choices}") from None
+                raise ConfigError(f"{type(self).__name__}.{name}: {error}{choices}") from None
         self._check()
 
     def _check(self) -> None:
@@ -67,7 +67,7 @@ class _Checked:
         Raises:
             ConfigError: a name is unknown (the nearest known one is given), missing, or a value is wrong.
         """
-        known = [item.name for item in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        known = cls.__struct_fields__
         for name in values:
             if name not in known:
                 import difflib  # noqa: PLC0415 - only for a name that is wrong; it takes milliseconds
@@ -81,6 +81,12 @@ class _Checked:
             raise ConfigError(f"{cls.__name__}: {error}") from None
 
 
+@functools.cache
+def _hints(kind: type[_Checked]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hints[name] for name in kind.__struct_fields__}
+
+
 def _convert(value: Any, hint: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, _Checked):
         if isinstance(value, hint):
@@ -91,8 +97,7 @@ def _convert(value: Any, hint: Any) -> Any:
     return msgspec.convert(value, hint)
 
 
-@dataclass(frozen=True, kw_only=True)
-class InferenceConfig(_Checked):
+class InferenceConfig(_Checked, frozen=True, kw_only=True):
     """The model, its server and how to ask it. The first block bears the names of datatrove's InferenceConfig."""
 
     server_type: Literal["vllm", "sglang", "endpoint", "custom", "dummy"]
@@ -104,7 +109,7 @@ class InferenceConfig(_Checked):
     """Payloads go to /v1/chat/completions, else to /v1/completions."""
     endpoint_url: str | list[str] | None = None
     """Base URL or URLs, with or without ``/v1``; only for ``server_type="endpoint"``."""
-    api_key: str | None = field(default=None, repr=False)
+    api_key: str | None = None
     """The key, or the NAME of an environment variable of the job that holds it (capitals with an underscore: ``OPENAI_API_KEY``)."""
     metric_interval: Seconds = 120.0
     """Seconds between two metric tables in the log."""
@@ -112,7 +117,7 @@ class InferenceConfig(_Checked):
     dp: Positive = 1
     pp: Positive = 1
     """Tensor, data and pipeline parallelism: GPUs per model shard, copies of the model, stages of it."""
-    default_generation_params: dict[str, Any] = field(default_factory=dict)
+    default_generation_params: dict[str, Any] = msgspec.field(default_factory=dict)
     """Added to each payload that does not set them: temperature, max_tokens, seed …"""
     rollouts_per_document: Positive = 1
     max_concurrent_generations: Positive = 500
@@ -140,7 +145,7 @@ class InferenceConfig(_Checked):
     """Run code that comes with the model."""
     server_command: list[str] | None = None
     """The program and its first arguments, instead of ``vllm serve`` or ``python -m sglang.launch_server``; all of it for "custom"."""
-    server_env: dict[str, str] = field(default_factory=dict)
+    server_env: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables of the server; not for secrets, for it is part of the stored job spec."""
     max_request_attempts: Positive = 6
     """How often one request is sent before its rollout fails."""
@@ -172,6 +177,10 @@ class InferenceConfig(_Checked):
                 'InferenceConfig.server_command: needed with server_type="custom"; give the program and its arguments'
             )
 
+    def __repr__(self) -> str:
+        fields = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key")
+        return f"InferenceConfig({', '.join(fields)})"
+
     @property
     def endpoint_urls(self) -> tuple[str, ...]:
         """The endpoint or endpoints, as a tuple."""
@@ -185,8 +194,7 @@ class InferenceConfig(_Checked):
         return self.max_concurrent_documents or self.max_concurrent_generations
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailureBudget(_Checked):
+class FailureBudget(_Checked, frozen=True, kw_only=True):
     """How many documents may fail before the job does. None sets no limit.
 
     The default lets single bad documents pass and stops a job in which everything fails.
@@ -198,8 +206,7 @@ class FailureBudget(_Checked):
     max_consecutive_failures: Positive | None = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReaderConfig(_Checked):
+class ReaderConfig(_Checked, frozen=True, kw_only=True):
     """How rows become documents."""
 
     text_field: Text = "text"
@@ -209,8 +216,7 @@ class ReaderConfig(_Checked):
     """A row that is no document ends the job, or is skipped and counted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobSpec(_Checked):
+class JobSpec(_Checked, frozen=True, kw_only=True):
     """All that one rollout job needs to know; its JSON form is what a launcher starts a job with."""
 
     job_id: Text
@@ -227,7 +233,7 @@ class JobSpec(_Checked):
     prompt_template: str | None = None
     """``{text}``, ``{id}`` and the names of metadata fields are filled in; ``{{`` is a brace."""
     system_prompt: str | None = None
-    rollout_kwargs: dict[str, Any] = field(default_factory=dict)
+    rollout_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keyword arguments of the rollout function."""
     shared_context: str | None = None
     """``package.module:name`` of a dict, callable or context manager whose value is passed to the rollout function too."""
@@ -237,8 +243,8 @@ class JobSpec(_Checked):
     output_format: Literal["parquet", "jsonl", "jsonl.zst"] = "parquet"
     metadata_key: Text = "rollout_results"
     """The column that holds the results."""
-    reader: ReaderConfig = field(default_factory=ReaderConfig)
-    failure_budget: FailureBudget = field(default_factory=FailureBudget)
+    reader: ReaderConfig = msgspec.field(default_factory=ReaderConfig)
+    failure_budget: FailureBudget = msgspec.field(default_factory=FailureBudget)
     retry_failed: bool = False
     """Ask again for documents that failed in an earlier attempt."""
     on_config_change: Literal["refuse", "restart"] = "refuse"

@@ -8,7 +8,6 @@ the config before Airflow stores or shows anything of it.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from copy import deepcopy
@@ -72,12 +71,11 @@ def check_partial(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             "output: in partial() the result of another task must be given as a template, \"{{ ti.xcom_pull('task') }}\""
         )
-    fields = {item.name for item in dataclasses.fields(JobSpec)}
-    values = {name: value for name, value in given.items() if name in fields and value is not None}
+    values = {name: value for name, value in given.items() if name in JobSpec.__struct_fields__ and value is not None}
     if isinstance(values.get("source"), str):
         values["source"] = [values["source"]]
     values["rollout"] = as_reference(values.get("rollout"))
-    values["reader"] = {item.name: given[item.name] for item in dataclasses.fields(ReaderConfig) if item.name in given}
+    values["reader"] = {name: given[name] for name in ReaderConfig.__struct_fields__ if name in given}
     check_parameters(values)
 
 
@@ -123,7 +121,7 @@ def split_key(config: Any) -> tuple[Any, str | None]:
     if isinstance(config, SealedConfig):
         config = config.values
     if isinstance(config, InferenceConfig):
-        config = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
+        config = msgspec.structs.asdict(config)
     if not isinstance(config, Mapping):
         raise ConfigError(
             f"config: expected an InferenceConfig or a dict of its parameters, got {type(config).__name__}"
@@ -165,7 +163,7 @@ def absolute(uri: str) -> str:
 
 def spec_digest(spec: JobSpec) -> str:
     """Tells two specs apart, whatever their launch."""
-    same = dataclasses.replace(spec, job_id="-", rerun_token=None)
+    same = msgspec.structs.replace(spec, job_id="-", rerun_token=None)
     return hashlib.sha256(job_spec_bytes(same)).hexdigest()[:16]
 
 
@@ -176,7 +174,7 @@ def _checkable(config: Any) -> InferenceConfig:
     if config == _LATE or hasattr(config, "iter_references"):
         return InferenceConfig(server_type="dummy", model_name_or_path=_LATE)
     values, _ = split_key(config)
-    known = {item.name for item in dataclasses.fields(InferenceConfig)}
+    known = InferenceConfig.__struct_fields__
     settled = {name: value for name, value in values.items() if not (name in known and is_late(value))}
     if "model_name_or_path" in values:
         settled.setdefault("model_name_or_path", _LATE)
