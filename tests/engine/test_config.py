@@ -1,7 +1,5 @@
 """Rules of the configuration: wrong input is told where it is given, and no secret leaves."""
 
-import dataclasses
-
 import pytest
 
 from airflow_provider_rollout.engine.config import (
@@ -93,7 +91,7 @@ def test_documents_in_flight_default_to_the_number_of_requests():
 
 def test_a_config_cannot_be_changed():
     """Rooms hand configs on; none edits one."""
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         config().tp = 2
 
 

@@ -18,6 +18,7 @@ import logging
 import shutil
 import sqlite3
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 
 FLUSH_S = 2.0
 FLUSH_ROWS = 1000
-_PARALLEL_READS = 16
+_SEGMENTS_AHEAD = 32  # 5 MB each, of rows of 5 KB
 _REQUESTS_FILE, _DOCUMENTS_FILE = "requests.sqlite", "documents.sqlite"
 
 _SCRATCH = """
@@ -48,8 +49,8 @@ PRAGMA secure_delete = OFF;
 """
 _REQUESTS = """
 CREATE TABLE requests (key BLOB NOT NULL, value BLOB NOT NULL);
-CREATE UNIQUE INDEX request_key ON requests (key);
 """
+_FIND_REQUEST = "SELECT value FROM requests WHERE key = ? ORDER BY rowid DESC LIMIT 1"
 _DOCUMENTS = """
 CREATE TABLE documents (chunk_index INTEGER NOT NULL, number INTEGER NOT NULL, value BLOB NOT NULL);
 CREATE UNIQUE INDEX document_number ON documents (chunk_index, number);
@@ -108,39 +109,41 @@ class RequestCache:
         Raises:
             FencedError: a newer attempt owns the rank, and perhaps these segments.
         """
-        infos = await self._store.list(layout.cache(self._attempt.record.rank))
-        gate = asyncio.Semaphore(_PARALLEL_READS)
-
-        async def load(key: str) -> tuple[str, list[Row]]:
-            async with gate:
-                data = await self._store.get(key)
-                try:
-                    return key, await asyncio.to_thread(segment.decode, data, self._fingerprint)
-                except segment.SegmentError as error:
-                    _log.warning("%s/%s is skipped: %s; its requests are asked again", self._store.uri, key, error)
-                    return key, []
-
-        obsolete = []
-        for batch in _batches([info.key for info in infos], _PARALLEL_READS * 4):
-            for key, rows in await asyncio.gather(*(load(key) for key in batch)):
-                open_rows = [
+        keys = deque(info.key for info in await self._store.list(layout.cache(self._attempt.record.rank)))
+        obsolete: list[str] = []
+        loading: deque[asyncio.Task[tuple[str, list[Row]]]] = deque()
+        # Loaded while earlier ones are inserted, and inserted in their order: of a row that was written twice, the later counts.
+        async with asyncio.TaskGroup() as group:
+            while keys or loading:
+                while keys and len(loading) < _SEGMENTS_AHEAD:
+                    loading.append(group.create_task(self._load(keys.popleft())))
+                key, rows = await loading.popleft()
+                kept = [
                     row
                     for row in rows
                     if row.chunk_index not in done_chunks and (row.number < 0 or keep_document(row.value))
                 ]
-                if not open_rows:
+                if not kept:
                     obsolete.append(key)
                     continue
-                self._segments[key] = {row.chunk_index for row in open_rows}
-                await self._in_thread(self._insert_restored, open_rows)
+                self._segments[key] = {row.chunk_index for row in kept}
+                await self._in_thread(self._insert_restored, kept)
                 self.restored_documents.update(
-                    ((row.chunk_index, row.number), row.key.decode()) for row in open_rows if row.number >= 0
+                    ((row.chunk_index, row.number), row.key.decode()) for row in kept if row.number >= 0
                 )
         if obsolete:
             await self._attempt.check_fence()
             await self._store.delete(obsolete)
-        if await self._in_thread(self._has_requests):
+        if await self._in_thread(self._index_requests):
             self._restored = _on_disk(str(self._folder), lambda: sqlite3.connect(self._folder / _REQUESTS_FILE))
+
+    async def _load(self, key: str) -> tuple[str, list[Row]]:
+        data = await self._store.get(key)
+        try:
+            return key, await asyncio.to_thread(segment.decode, data, self._fingerprint)
+        except segment.SegmentError as error:
+            _log.warning("%s/%s is skipped: %s; its requests are asked again", self._store.uri, key, error)
+            return key, []
 
     def get(self, key: bytes) -> bytes | None:
         """The result of a request that an earlier attempt finished, or None. Takes 10 us, and so waits for no thread.
@@ -150,7 +153,7 @@ class RequestCache:
         if self._restored is None:
             return None
         try:
-            row = self._restored.execute("SELECT value FROM requests WHERE key = ?", (key,)).fetchone()
+            row = self._restored.execute(_FIND_REQUEST, (key,)).fetchone()
         except sqlite3.Error as error:  # the job's failure and not the document's
             raise _unusable(str(self._folder), error) from error
         return row[0] if row else None
@@ -247,7 +250,7 @@ class RequestCache:
     def _insert_restored(self, rows: list[Row]) -> None:
         self._requests.execute("BEGIN")
         requests = [(row.key, row.value) for row in rows if row.number < 0]
-        self._requests.executemany("INSERT OR REPLACE INTO requests (key, value) VALUES (?, ?)", requests)
+        self._requests.executemany("INSERT INTO requests (key, value) VALUES (?, ?)", requests)
         self._requests.execute("COMMIT")
         self._insert_documents([row for row in rows if row.number >= 0])
 
@@ -259,7 +262,9 @@ class RequestCache:
         )
         self._documents.execute("COMMIT")
 
-    def _has_requests(self) -> bool:
+    def _index_requests(self) -> bool:
+        """Make them findable, all at once: twice as fast as one by one; whether there are any."""
+        self._requests.execute("CREATE INDEX request_key ON requests (key)")
         return self._requests.execute("SELECT 1 FROM requests LIMIT 1").fetchone() is not None
 
     def _select_documents(self, chunk_index: int) -> list[bytes]:
@@ -282,7 +287,3 @@ def _unusable(folder: str, error: Exception) -> RequestCacheError:
     return RequestCacheError(
         f"the scratch folder {folder} cannot be used: {error}; free space there, or set TMPDIR to a writable local folder"
     )
-
-
-def _batches(items: list[str], size: int) -> list[list[str]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]

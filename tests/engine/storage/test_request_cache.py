@@ -137,6 +137,20 @@ async def test_documents_that_are_to_be_asked_again_are_not_kept(store):
         assert await cache.document_rows(0) == [b"good"]
 
 
+async def test_of_what_was_written_twice_the_later_counts(store):
+    """Over more segments than are loaded beside each other, within one attempt and across two."""
+    for attempt in ("first", "second"):
+        async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
+            for number in range(40):
+                cache.put(0, number, b"key", f"{attempt} {number}".encode())
+                cache.put_document(0, 1000, "doc", f"{attempt} {number}".encode(), is_settled=False)
+                await cache.flush()
+    async with RequestCache.open(store, await claim(store), fingerprint="f") as cache:
+        await cache.restore([], keep_all)
+        assert cache.get(b"key") == b"second 39"
+        assert await cache.document_rows(0) == [b"second 39"]
+
+
 async def test_a_scratch_folder_that_cannot_be_used_is_named(store, tmp_path):
     """The error says which folder, and what to do."""
     with pytest.raises(RequestCacheError, match=r"missing cannot be used.*TMPDIR"):
