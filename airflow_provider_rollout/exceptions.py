@@ -17,9 +17,15 @@ Invariant: the engine's errors never reach Airflow as they are; ``operators/fini
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+if TYPE_CHECKING:
+    from airflow.sdk import ExceptionRetryPolicy
+
+    ROLLOUT_RETRY_POLICY: ExceptionRetryPolicy
 
 __all__ = [
     "ROLLOUT_RETRY_POLICY",
@@ -51,15 +57,25 @@ class RolloutTimeout(AirflowException):
     """The job was cancelled at the task's ``timeout``; a retry resumes it."""
 
 
-ROLLOUT_RETRY_POLICY = ExceptionRetryPolicy(
-    rules=[
-        RetryRule(
-            exception=RolloutJobLost,
-            action=RetryAction.RETRY,
-            retry_delay=timedelta(seconds=30),
-            reason="the job was lost; its work is kept and resumes",
-        ),
-        RetryRule(exception=RolloutTimeout, action=RetryAction.FAIL, reason="the deadline has passed"),
-    ]
-)
-"""Retries a lost job soon and a timed out one never; all else follows the task's own settings. Opt in with ``retry_policy=``."""
+@cache
+def _retry_policy() -> ExceptionRetryPolicy:
+    """Retries a lost job soon and a timed out one never; all else follows the task's own settings. Opt in with ``retry_policy=``."""
+    from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule  # noqa: PLC0415 - only for DAGs that opt in
+
+    return ExceptionRetryPolicy(
+        rules=[
+            RetryRule(
+                exception=RolloutJobLost,
+                action=RetryAction.RETRY,
+                retry_delay=timedelta(seconds=30),
+                reason="the job was lost; its work is kept and resumes",
+            ),
+            RetryRule(exception=RolloutTimeout, action=RetryAction.FAIL, reason="the deadline has passed"),
+        ]
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ROLLOUT_RETRY_POLICY":
+        return _retry_policy()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

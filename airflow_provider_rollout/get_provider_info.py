@@ -42,7 +42,7 @@ _OPTIONS: dict[str, Any] = {
         "default": "10",
     },
     "job_log_folder": {
-        "description": "Folder for the logs of jobs that run beside the worker; empty for one below the temporary folder.",
+        "description": "Folder for the logs of jobs that run beside the worker, kept for two weeks; empty for the temporary folder.",
         "version_added": "0.1.0",
         "type": "string",
         "example": "/var/log/airflow/rollout",
@@ -73,7 +73,8 @@ _CONNECTION: dict[str, Any] = {
         },
         "vllm_command": {
             "label": "vLLM command",
-            "description": "Program and first arguments that serve a model, if it is not `vllm serve` of the job's own environment.",
+            "description": "Program and first arguments that serve a model, if it is not `vllm serve` of the job's own environment. "
+            "Not `docker run`: a container is no child of the job and would outlive it.",
             "schema": {"type": ["string", "null"]},
         },
     },

@@ -165,7 +165,7 @@ U56 a flag that the server no longer knows
 U58 a process that cannot be killed
     engine/serving/test_base.py::test_a_server_that_cannot_be_killed_ends_the_job_and_gets_no_neighbour
 U59 a worker's SIGTERM deletes what a retry could have found again
-    operators/test_watching.py::test_a_machine_that_goes_away_leaves_the_job_and_a_person_ends_it
+    operators/test_execution.py::test_a_machine_that_goes_away_leaves_the_job_and_a_person_ends_it
 U60 on_kill is not called for deferred tasks
     triggers/test_inference.py::test_a_kill_stops_the_job
 U61 the job succeeded, the hand-back failed, and every retry fails alike
@@ -189,7 +189,7 @@ U69 one bad line sets the sum of tokens to zero
     engine/test_finish_chunk.py::test_counts_rows_and_dead_letters_agree
 U70 a watcher gives up on a healthy job that goes on and costs
     hooks/test_watch.py::test_five_failed_looks_in_a_row_end_the_watch_and_not_the_job
-    operators/test_watching.py::test_a_deferred_task_hands_its_job_to_the_trigger_and_takes_the_event_back
+    operators/test_execution.py::test_a_deferred_task_hands_its_job_to_the_trigger_and_takes_the_event_back
 
 D1 an error while saving is swallowed, and the document counts as done
     resume/test_store_faults.py::test_a_store_that_stays_away_ends_the_job_and_the_next_one_resumes

@@ -88,7 +88,7 @@ def status_table(state_uri: str, ranks: Iterable[RankStatus]) -> Group:
     items = list(ranks)
     table = _table(
         f"Run at {state_uri}",
-        ("rank", "try", "state"),
+        ("rank", "attempt", "state"),
         ("documents", "failed", "req/s", "tokens/s", "cached", "left", "beat"),
     )
     for item in items:
@@ -144,13 +144,13 @@ def report_table(
         parts.append(causes)
     records = [record for _, items in sorted(attempts.items()) for record in items]
     parts.append(_history(records))
-    return Group(*parts, *_remarks((f"rank {item.rank}, try {item.epoch}", item.error) for item in records))
+    return Group(*parts, *_remarks((f"rank {item.rank}, attempt {item.epoch}", item.error) for item in records))
 
 
 def _history(records: Iterable[AttemptRecord]) -> Table:
     table = _table(
         "Attempts",
-        ("rank", "try", "state", "started (UTC)", "host"),
+        ("rank", "attempt", "state", "started (UTC)", "host"),
         ("took", "ended", "resumed", "cached", "requests"),
     )
     for record in records:

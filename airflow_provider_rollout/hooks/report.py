@@ -4,13 +4,15 @@ Receives: the watcher's looks, and the store of the job's state.        Hands on
 Invariants: names are fixed: no id of a DAG, a run or a document is in a name, for each name is a series of its own for ever. DAG, task and
 rank are tags, which plain StatsD drops. Counters grow by what is new since the last look, whoever looked: what has been told is noted in
 the store before it is told, so that a restarted triggerer, or two of them, do not count twice. Metrics that are off cost nothing, and what
-goes wrong with them never touches the job or its watch.
+goes wrong with them never touches the job or its watch. Lines and metrics leave by a thread: the log of a trigger is a socket that fills up
+while the triggerer is busy, and the first metric of a process looks up the daemon's address.
 
 The names are in ``COUNTERS``, ``GAUGES`` and ``TIMINGS``, each below ``rollout.``; the README tells what they mean.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,19 +80,25 @@ class ProgressReport:
 
     async def __call__(self, progress: Progress, store: ObjectStore) -> None:
         """Log the line, and send what is new."""
-        self._log.info("%s", progress_line(progress))
+        await asyncio.to_thread(self._show, progress)
         record = progress.record
         if record is None or self._stats is None:
             return
         try:
             await self._send(self._stats, record, store, ended=progress.ended)
         except (RolloutError, OSError) as error:
-            self._log.debug("metrics of job %s were not sent: %s", record.job_id, error)
+            await asyncio.to_thread(self._log.debug, "metrics of job %s were not sent: %s", record.job_id, error)
+
+    def _show(self, progress: Progress) -> None:
+        """What holds now; it may be told twice."""
+        self._log.info("%s", progress_line(progress))
+        if progress.record is None or self._stats is None:
+            return
+        for name, value_of in GAUGES.items():
+            value = 0.0 if progress.ended else value_of(progress.record)
+            self._stats.gauge(f"rollout.{name}", value, tags=self._all_tags(progress.record))
 
     async def _send(self, stats: _Stats, record: AttemptRecord, store: ObjectStore, *, ended: bool) -> None:
-        tags = {**self._tags, "rank": str(record.rank)}
-        for name, value_of in GAUGES.items():
-            stats.gauge(f"rollout.{name}", 0.0 if ended else value_of(record), tags=tags)
         told, version = await _read(store, record.job_id)
         new = Told(
             {name: max(record.totals.get(name, 0), told.totals.get(name, 0)) for name in COUNTERS},
@@ -99,12 +107,20 @@ class ProgressReport:
         if new == told:
             return
         await _note(store, record.job_id, new, version)
+        await asyncio.to_thread(self._count, stats, record, told, new, ended=ended)
+
+    def _count(self, stats: _Stats, record: AttemptRecord, told: Told, new: Told, *, ended: bool) -> None:
+        """What is new since it was last told."""
+        tags = self._all_tags(record)
         for name, total in new.totals.items():
             if total > told.totals.get(name, 0):
                 stats.incr(f"rollout.{name}", total - told.totals.get(name, 0), tags=tags)
         for name, seconds in _timings(record, ended=ended).items():
             if name not in told.timings:
                 stats.timing(f"rollout.{name}", 1000.0 * seconds, tags=tags)
+
+    def _all_tags(self, record: AttemptRecord) -> dict[str, str]:
+        return {**self._tags, "rank": str(record.rank)}
 
 
 def _timings(record: AttemptRecord, *, ended: bool) -> dict[str, float]:

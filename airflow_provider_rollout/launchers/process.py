@@ -3,7 +3,8 @@
 Receives: a Launch.        Hands on: a handle with host, boot, pid and start time.
 Invariants: the job outlives the worker process that started it: a session of its own, no inherited pipe (one would hold Airflow's
 supervisor for a minute), its own working directory. Airflow's configuration, connections and variables are not handed on to it. A pid
-without the matching start time is somebody else's process and is never signalled.
+without the matching start time is somebody else's process and is never signalled. What a job leaves on this machine, its log and its exit
+code, goes when a later job starts and nobody has written to it for two weeks.
 The job dies with its machine, container or systemd unit: a worker that is a pod of its own needs another launcher.
 """
 
@@ -18,6 +19,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,13 @@ from airflow_provider_rollout.engine.exceptions import RolloutError
 from airflow_provider_rollout.engine.progress import Liveness, ProcessIdentity
 from airflow_provider_rollout.launchers.base import Handle, Launch, Launcher
 
-__all__ = ["ProcessLauncher", "import_folders", "job_environment"]
+__all__ = ["ProcessLauncher", "import_folders", "job_environment", "remove_old_logs"]
 
 _OF_AIRFLOW = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW_CTX_", "_AIRFLOW_", "__AIRFLOW_")
 _TAIL_BYTES = 16 * 1024
 _POLL_S = 0.1
+_KEPT_S = 14 * 24 * 3600.0  # a job at work writes to its log every few minutes
+_LEFT_BY_JOBS = ("*.log", "*.exit", "*.exit-new")
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Jobs started by this very process: their ends must be collected here, or they stay in the process table."""
@@ -53,7 +57,9 @@ class ProcessLauncher(Launcher):
 
         command = [sys.executable, "-m", "airflow_provider_rollout.launchers.child", "run", "--spec", launch.spec_uri]
         try:
-            log_path = _log_folder() / f"{launch.job_id}.log"
+            folder = _log_folder()
+            remove_old_logs(folder, before_s=time.time() - _KEPT_S)
+            log_path = folder / f"{launch.job_id}.log"
             note = {"ROLLOUT_EXIT_FILE": str(_exit_file(log_path))}
             with log_path.open("ab") as log:
                 child = subprocess.Popen(  # noqa: S603 - this very package, no shell
@@ -150,6 +156,19 @@ def import_folders(search_path: Iterable[str]) -> list[str]:
         if entry and path.is_dir() and not inside_own and str(path) not in folders:
             folders.append(str(path))
     return folders
+
+
+def remove_old_logs(folder: Path, *, before_s: float) -> None:
+    """Remove what jobs left in a folder and last wrote to before a time of day; what cannot be removed stays.
+
+    Args:
+        folder: that of the logs.
+        before_s: seconds since 1970.
+    """
+    for path in (path for pattern in _LEFT_BY_JOBS for path in folder.glob(pattern)):
+        with suppress(OSError):  # another worker was faster; a new job does not fail for an old log
+            if path.stat().st_mtime < before_s:
+                path.unlink()
 
 
 def _log_folder() -> Path:

@@ -1,7 +1,7 @@
 """The link on a rollout task that leads to its progress.
 
 Receives: the task as it ran.        Hands on: a URL, which Airflow stores with the task instance, also while it is deferred.
-Invariant: the URL exists as soon as the task does: its page in Airflow, whose log receives a line of progress with every poll.
+Invariant: the URL exists as soon as the task does: the progress page of ``plugins``, in the same web server.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ __all__ = ["RolloutProgressLink"]
 
 
 class RolloutProgressLink(BaseOperatorLink):
-    """Leads to the log of the running try."""
+    """Leads to the progress page."""
 
     name = "Rollout progress"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
-        """The page of this try in Airflow."""
+        """The progress page of this task instance."""
         key: Any = ti_key
         base_url = conf.get("api", "base_url", fallback="") or "http://localhost:8080"
-        mapped = f"/mapped/{key.map_index}" if (key.map_index or 0) >= 0 and key.map_index is not None else ""
-        parts = [quote(part, safe="") for part in (key.dag_id, key.run_id, key.task_id)]
-        page = "{}/dags/{}/runs/{}/tasks/{}".format(base_url.rstrip("/"), *parts)
-        return f"{page}{mapped}?try_number={key.try_number}"
+        names = [quote(part, safe="") for part in (key.dag_id, key.run_id, key.task_id)]
+        page = "{}/rollout/dags/{}/runs/{}/tasks/{}".format(base_url.rstrip("/"), *names)
+        return f"{page}/{-1 if key.map_index is None else key.map_index}"

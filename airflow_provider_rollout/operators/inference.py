@@ -8,29 +8,15 @@ person who ends the task ends the job.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import Context
 from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-from airflow_provider_rollout.engine.config import (
-    DEFAULT_RECORDS_PER_CHUNK,
-    FailureBudget,
-    InferenceConfig,
-    JobSpec,
-)
-from airflow_provider_rollout.engine.exceptions import InputError, RolloutError
-from airflow_provider_rollout.exceptions import RolloutConfigError, RolloutFailed
-from airflow_provider_rollout.hooks.store import open_store, store_options
-from airflow_provider_rollout.hooks.vllm import VllmHook
-from airflow_provider_rollout.hooks.watch import job_of
+from airflow_provider_rollout.engine.config import DEFAULT_RECORDS_PER_CHUNK, FailureBudget, InferenceConfig
 from airflow_provider_rollout.links.inference import RolloutProgressLink
-from airflow_provider_rollout.operators.finish import announce, check_event, is_to_be_resumed, read_result, summary
 from airflow_provider_rollout.operators.lineage import lineage_of
-from airflow_provider_rollout.operators.memory import mark_finished
 from airflow_provider_rollout.operators.parameters import (
     SealedConfig,
     absolute,
@@ -41,8 +27,10 @@ from airflow_provider_rollout.operators.parameters import (
     with_numbers,
 )
 from airflow_provider_rollout.operators.reference import as_reference
-from airflow_provider_rollout.operators.watching import SOON_S, WatchingOperator
-from airflow_provider_rollout.operators.work import Work
+from airflow_provider_rollout.operators.watching import WatchingOperator
+
+if TYPE_CHECKING:
+    from airflow_provider_rollout.operators.execution import Execution
 
 __all__ = ["InferenceOperator"]
 
@@ -112,7 +100,7 @@ class InferenceOperator(WatchingOperator):
         system_prompt: str | None = None,
         rollout_kwargs: Mapping[str, Any] | None = None,
         shared_context: str | None = None,
-        vllm_conn_id: str | None = VllmHook.default_conn_name,
+        vllm_conn_id: str | None = "vllm_default",
         aws_conn_id: str | None = "aws_default",
         rank: int = 0,
         world_size: int = 1,
@@ -143,7 +131,7 @@ class InferenceOperator(WatchingOperator):
         self.retry_failed, self.on_config_change, self.force_rerun = retry_failed, on_config_change, force_rerun
         self.attempt_lost_after_sec, self.durable = attempt_lost_after, durable
         self._late_places = late_places(self.config)  # numbers that come through templates are text
-        check_parameters(self._job_fields())
+        check_parameters(self._known_fields())
 
     @classmethod
     def partial(cls, **kwargs: Any) -> OperatorPartial:
@@ -165,17 +153,8 @@ class InferenceOperator(WatchingOperator):
         Raises:
             AirflowException: the job did not succeed; see ``exceptions``.
         """
-        with _translated():
-            work = self._work(context)
-            is_done_already = self.deferrable and _has_manifest(work)
-            job, event = work.find_or_submit()
-        if self._is_stopped:
-            self._leave(work, job)
-        if event is None and self.deferrable and not is_done_already:
-            self._defer(job)
-        if event is None:
-            event = self._watch(work, job, for_s=SOON_S if self.deferrable else None)
-        return self._finish(context, event)
+        self._result = self._execution(context).start()
+        return self._result
 
     def execute_complete(self, context: Context, event: Any) -> dict[str, Any]:
         """Go on when the trigger has seen the job end.
@@ -183,12 +162,8 @@ class InferenceOperator(WatchingOperator):
         Raises:
             AirflowException: the job did not succeed; see ``exceptions``.
         """
-        if is_to_be_resumed(event):
-            self.log.info("The job of an earlier try is %s; starting one that resumes its work", event["status"])
-            with _translated():
-                job = self._work(context).submit_again()
-            self._defer(job)
-        return self._finish(context, event)
+        self._result = self._execution(context).go_on(event)
+        return self._result
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:  # noqa: ARG002 - Airflow's signature
         """For Airflow's OpenLineage provider, after a success."""
@@ -205,67 +180,32 @@ class InferenceOperator(WatchingOperator):
         """For Airflow's OpenLineage provider, after a failure."""
         return self.get_openlineage_facets_on_complete(task_instance)
 
-    def _finish(self, context: Context, event: Any) -> dict[str, Any]:
-        job = job_of(check_event(event))
-        result = summary(job, read_result(job, self.aws_conn_id), resumed=event["resumed"])
-        if self.durable:
-            mark_finished(context, job.job_id)
-        announce(context, self.outlets, result)
-        self._result = result
-        return result
-
-    def _work(self, context: Context) -> Work:
-        """Everything that this try needs, with all connections looked up."""
-        hook = VllmHook(self.vllm_conn_id)
-        config = {**with_numbers(self.config, self._late_places)}
+    def job_fields(self, context: Context) -> dict[str, Any]:
+        """The fields of the job spec as rendered, with absolute paths, and with the API key in the config."""
+        config = with_numbers(self.config, self._late_places)
         if self._api_key is not None:
             config["api_key"] = self.render_template(self._api_key, context)
-        complete, environment = hook.complete(config)
-        sources = [self.source] if isinstance(self.source, str) else list(self.source)
-        fields = {
-            **self._job_fields(),
-            "config": complete,
-            "source": [absolute(uri) for uri in sources],
+        fields = self._known_fields()
+        return {
+            **fields,
+            "config": config,
+            "source": [absolute(uri) for uri in fields["source"]],
             "output": absolute(self.output_uri),
             "checkpoints": absolute(self.checkpoints) if self.checkpoints else None,
         }
-        spec = JobSpec(job_id="-", **fields)
-        options = store_options([*spec.source, spec.output, spec.checkpoints_uri], self.aws_conn_id)
-        return Work(
-            spec=spec,
-            environment={**environment, **options.to_environment()},
-            hook=hook,
-            aws_conn_id=self.aws_conn_id,
-            context=context,
-            durable=self.durable,
-            force_rerun=self.force_rerun,
-        )
 
-    def _job_fields(self) -> dict[str, Any]:
+    def _execution(self, context: Context) -> Execution:
+        from airflow_provider_rollout.operators.execution import Execution  # noqa: PLC0415 - not where a DAG is parsed
+
+        return Execution(self, context)
+
+    def _known_fields(self) -> dict[str, Any]:
         return {
             "source": [self.source] if isinstance(self.source, str) else self.source,
             "output": self.output_uri,
             "config": self.config,
             **{name: getattr(self, name) for name in _SAME_NAME},
         }
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """The engine's errors before there is a job, as Airflow's."""
-    try:
-        yield
-    except InputError as error:
-        raise RolloutConfigError(str(error)) from error
-    except RolloutError as error:
-        raise RolloutFailed(str(error)) from error
-
-
-def _has_manifest(work: Work) -> bool:
-    from airflow_provider_rollout.engine.storage.manifest import read_rank_manifest  # noqa: PLC0415 - not where a DAG is parsed
-
-    store = open_store(work.spec.checkpoints_uri, work.aws_conn_id)
-    return asyncio.run(read_rank_manifest(store, work.spec.rank)) is not None
 
 
 _SAME_NAME = (

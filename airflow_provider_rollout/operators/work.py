@@ -2,8 +2,9 @@
 
 Receives: a job spec and the secrets of its job.        Hands on: the Job to watch, and its end when it has ended well already.
 Invariants: at most one job of a task instance is started on purpose; a second one that slips in is refused by the first one's claim on
-the rank. A job that runs with other parameters than those of now is stopped and its work resumed with the new ones, or refused by the
-job itself when they change the answers. A job that succeeded and whose result never reached Airflow is not run again.
+the rank. A worker that died after it had stored a job's spec may have started the job: it is awaited until it counts as lost. A job that
+runs with other parameters than those of now is stopped and its work resumed with the new ones, or refused by the job itself when they
+change the answers. A job that succeeded and whose result never reached Airflow is not run again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -99,7 +100,9 @@ class Work:
     def submit(self, rerun_token: str | None) -> Job:
         """Store the spec and start a job; what is known is remembered before and after."""
         ti = self.context["ti"]
-        spec = replace(self.spec, job_id=new_job_id(ti.dag_id, ti.task_id, self.spec.rank), rerun_token=rerun_token)
+        spec = msgspec.structs.replace(
+            self.spec, job_id=new_job_id(ti.dag_id, ti.task_id, self.spec.rank), rerun_token=rerun_token
+        )
         memory = Memory(
             job_id=spec.job_id,
             rank=spec.rank,
@@ -134,12 +137,16 @@ class Work:
         return (unfinished.rerun_token if unfinished else None) or secrets.token_hex(8)
 
     async def _look(self, job: Job) -> tuple[Progress, dict[str, Any] | None]:
-        """How it stands, and its event when it has ended, or was never seen to start."""
+        """How it stands, and its event when it has ended, or cannot have been started: that comes after its spec is stored."""
         watcher = self.watcher(job)
         progress = await watcher.look(ProgressReport(log, job.tags))
-        never_launched = job.handle is None and progress.verdict == "starting"
+        never_launched = job.handle is None and progress.verdict == "starting" and not await self._has_spec(job)
         event = await watcher.describe(progress) if progress.ended or never_launched else None
         return progress, event
+
+    async def _has_spec(self, job: Job) -> bool:
+        store = await asyncio.to_thread(open_store, job.checkpoints, self.aws_conn_id)
+        return await store.exists(layout.spec(job.job_id))
 
     def _job(self, memory: Memory, *, reattached: bool) -> Job:
         return Job(

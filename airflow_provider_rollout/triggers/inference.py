@@ -90,10 +90,10 @@ class InferenceTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """A person marked the deferred task failed or successful, or cleared it: stop the job, unless told otherwise."""
+        what = "cancelling job %s" if self.cancel_on_kill else "its job %s goes on (cancel_on_kill=False)"
+        await asyncio.to_thread(self.log.info, f"The task was killed; {what}", self.job["job_id"])
         if not self.cancel_on_kill:
-            self.log.info("The task was killed; its job %s goes on (cancel_on_kill=False)", self.job["job_id"])
             return
-        self.log.info("The task was killed; cancelling job %s", self.job["job_id"])
         await self._watcher().cancel(kill_after_s=_KILL_AFTER_S)
 
     def _watcher(self) -> Watcher:

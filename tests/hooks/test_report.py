@@ -1,9 +1,11 @@
 """Progress in the log and in metrics."""
 
+import asyncio
 import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -122,6 +124,42 @@ async def test_a_store_that_fails_does_not_end_the_watch(tmp_path):
     (tmp_path / "reported").unlink()
     await report(running(requests_sent=2), broken)
     assert stats.counters == {"rollout.requests_sent": 2}
+
+
+class SlowHandler(logging.Handler):
+    """Writes as a trigger's log does while the triggerer reads nothing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        time.sleep(0.5)
+
+
+class SlowStats(Stats):
+    """Sends as Airflow's client does while it looks up an address."""
+
+    def incr(self, stat, count=1, *, tags=None) -> None:
+        time.sleep(0.5)
+        super().incr(stat, count, tags=tags)
+
+
+async def test_a_slow_log_and_slow_metrics_do_not_hold_up_the_loop(store):
+    """The loop belongs to all tasks that wait in this triggerer."""
+    log = logging.getLogger("slow")
+    log.setLevel(logging.INFO)
+    log.addHandler(SlowHandler())
+    late_s: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            due_s = time.monotonic() + 0.01
+            await asyncio.sleep(0.01)
+            late_s.append(time.monotonic() - due_s)
+
+    async with asyncio.TaskGroup() as group:
+        heart = group.create_task(beat())
+        await ProgressReport(log, stats=(stats := SlowStats()))(running(requests_sent=1), store)
+        heart.cancel()
+    assert stats.counters == {"rollout.requests_sent": 1}
+    assert max(late_s) < 0.3
 
 
 SEND_TO_NOBODY = """

@@ -78,7 +78,7 @@ def test_host_port_and_schema_are_an_endpoint(connect, fields, url):
     ("extra", "command"),
     [
         ({"vllm_command": "/opt/vllm/bin/vllm serve"}, ["/opt/vllm/bin/vllm", "serve"]),
-        ({"vllm_command": ["docker", "run", "vllm image"]}, ["docker", "run", "vllm image"]),
+        ({"vllm_command": ["/opt/with space/vllm", "serve"]}, ["/opt/with space/vllm", "serve"]),
         ({"vllm_command": ""}, None),
         ({}, None),
     ],

@@ -69,6 +69,19 @@ def test_airflows_configuration_says_where_the_logs_go(launcher, tmp_path, monke
     assert (folder.parent, folder.stat().st_mode & 0o777) == (tmp_path / "logs", 0o700)
 
 
+def test_a_new_job_takes_away_what_old_jobs_left_behind(launcher, tmp_path):
+    """Two weeks after the last word of a job; one that still writes, and files of others, stay."""
+    folder = tmp_path / f"airflow-rollout-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    days = {"old.log": 15, "old.exit": 15, "torn.exit-new": 15, "at-work.log": 13, "other.txt": 15}
+    for name, age in days.items():
+        (folder / name).touch()
+        os.utime(folder / name, (0, time.time() - age * 24 * 3600))
+    handle = launcher.start(str(tmp_path / "no-such-spec.json"))
+    left = {path.name for path in folder.iterdir()} - {"job-1.exit", "job-1.exit-new"}
+    assert left == {"at-work.log", "other.txt", Path(handle["log_path"]).name}
+
+
 def test_a_handle_is_json_without_secrets(launcher, tmp_path):
     """It travels to the database, to the triggerer and to people."""
     handle = launcher.start("spec.json", ROLLOUT_API_KEY="sk-secret", **instead_of_the_job(tmp_path, STUBBORN))
@@ -98,6 +111,7 @@ def test_a_job_that_ignores_sigterm_is_killed_after_a_bound(launcher, tmp_path):
     assert launcher.exit_code(handle) is None
 
 
+@pytest.mark.alone
 def test_asking_a_job_to_stop_does_not_wait_for_it(launcher, tmp_path):
     """A worker that is being killed has 5 s for everything."""
     handle = launcher.start("spec.json", **instead_of_the_job(tmp_path, STUBBORN))

@@ -139,11 +139,21 @@ def test_a_job_that_is_gone_or_failed_is_resumed_by_a_new_one(task, state):
 
 
 def test_a_launch_that_was_never_seen_is_done_again(task):
-    """The worker died between its note and the start of the job."""
+    """The worker died between its note and the store's receipt of the spec, without which no job starts."""
     work = task.work()
     task.remember(work, handle=None)
     job, event = task.find(work)
     assert (job.job_id != "job-1", event) == (True, None)
+
+
+def test_a_launch_that_may_have_been_seen_by_nobody_is_awaited(task):
+    """The worker died after the spec was stored; if there is a job, it has not claimed its rank yet."""
+    work = task.work()
+    task.remember(work, handle=None)
+    (task.state / "specs").mkdir(parents=True)
+    (task.state / "specs" / "job-1.json").touch()
+    job, event = task.find(work)
+    assert (job.job_id, job.handle, job.reattached, event) == ("job-1", None, True, None)
 
 
 def test_a_job_that_runs_without_a_known_handle_is_watched_by_its_record(task):
