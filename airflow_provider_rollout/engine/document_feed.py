@@ -35,6 +35,7 @@ class DocumentFeed:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
         self._queue: asyncio.Queue[list[NumberedDocument] | None] = asyncio.Queue(max(1, capacity // _BATCH_DOCUMENTS))
         self._ready: deque[NumberedDocument] = deque()
+        self._refilling = asyncio.Lock()
 
     @classmethod
     @asynccontextmanager
@@ -53,13 +54,16 @@ class DocumentFeed:
 
     async def get(self) -> NumberedDocument | None:
         """The next document; None when there is none, now and ever after."""
-        while not self._ready:
-            batch = await self._queue.get()
-            if batch is None:
-                self._queue.put_nowait(None)
-                return None
-            self._ready.extend(batch)
-        return self._ready.popleft()
+        if self._ready:
+            return self._ready.popleft()
+        async with self._refilling:  # one waits for the reader, and the others find what it was given
+            while not self._ready:
+                batch = await self._queue.get()
+                if batch is None:
+                    self._queue.put_nowait(None)
+                    return None
+                self._ready.extend(batch)
+            return self._ready.popleft()
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()

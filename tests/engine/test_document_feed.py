@@ -85,3 +85,26 @@ async def test_what_is_no_document_ends_the_block():
         async with opened as feed:
             await read_all(feed)
     assert caught.group_contains(InputError, match="input number 1 is NoneType")
+
+
+async def test_a_batch_is_shared_by_all_who_wait_for_it():
+    """Workers that wait before anything is read all get a document as soon as there is one for each."""
+    holding: set[int] = set()
+    done = asyncio.Event()
+
+    async def work(feed):
+        document = await feed.get()
+        holding.add(document.number)
+        await done.wait()
+
+    opened = DocumentFeed.open(
+        number_documents(documents(200), 1000), nothing_done, records_per_chunk=1000, capacity=400
+    )
+    async with opened as feed, asyncio.TaskGroup() as group:
+        for _ in range(100):
+            group.create_task(work(feed))
+        async with asyncio.timeout(10):
+            while len(holding) < 100:
+                await asyncio.sleep(0.01)
+        done.set()
+    assert holding == set(range(100))
