@@ -11,11 +11,12 @@ from pathlib import Path
 
 import aiohttp
 import orjson
-from measured import contestant_parser, measured, payload_of
+from measured import Span, contestant_parser, measured, payload_of, profiled
 
 
-async def run(arguments: argparse.Namespace) -> int:
-    """Send every request once; how many."""
+async def run(arguments: argparse.Namespace) -> dict[str, float]:
+    """Send every request once; how many, and when."""
+    span = Span()
     url = f"{arguments.url}/v1/chat/completions"
     fixed = {"model": arguments.model, **arguments.params}
     texts: list[str] = []
@@ -23,6 +24,7 @@ async def run(arguments: argparse.Namespace) -> int:
     documents = (orjson.loads(line)["text"] for line in lines for _ in range(arguments.rollouts))
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, headers={"Content-Type": "application/json"}) as session:
+        span.called()
 
         async def work() -> None:
             for text in documents:
@@ -32,10 +34,11 @@ async def run(arguments: argparse.Namespace) -> int:
         async with asyncio.TaskGroup() as group:
             for _ in range(arguments.in_flight):
                 group.create_task(work())
-    return len(texts)
+        span.answered()
+    return {"requests": len(texts), **span.report()}
 
 
 if __name__ == "__main__":
     options = contestant_parser().parse_args()
-    with measured() as report:
-        report["requests"] = asyncio.run(run(options))
+    with measured() as report, profiled(options.profile):
+        report.update(asyncio.run(run(options)))

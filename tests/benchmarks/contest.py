@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +44,7 @@ class Finding:
     """
 
     what: str
-    ours: str
+    ours: str = ""
     theirs: str = ""
     value: str = ""
     target: str = ""
@@ -65,9 +65,9 @@ class Bench:
     rounds: int
     peers: Mapping[str, str] = field(default_factory=dict)
 
-    def documents(self, count: int, text_bytes: int = 1850) -> Path:
-        """A JSONL file of that many documents at full scale, and never under 1,500, where the start outweighs the rest; made once."""
-        count = max(1_500, int(count * self.scale))
+    def documents(self, count: int, text_bytes: int = 1850, at_least: int = 1_500) -> Path:
+        """A JSONL file of that many documents at full scale, and never so few that the start outweighs the rest; made once."""
+        count = max(at_least, int(count * self.scale))
         path = CACHE / f"documents-{count}-{text_bytes}.jsonl"
         if not path.exists():
             CACHE.mkdir(parents=True, exist_ok=True)
@@ -95,9 +95,9 @@ class Server:
 
 
 @contextmanager
-def static_server(delay_s: float = 0.0) -> Iterator[Server]:
-    """Run it for as long as the block."""
-    command = [sys.executable, str(HERE / "static_server.py"), str(delay_s)]
+def static_server(delay_s: float = 0.0, answered: float = float("inf")) -> Iterator[Server]:
+    """Run it for as long as the block; requests beyond ``answered`` hang."""
+    command = [sys.executable, str(HERE / "static_server.py"), str(delay_s), str(answered)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield Server(f"http://127.0.0.1:{int(process.stdout.readline())}")
@@ -144,10 +144,12 @@ def take_turns(
             for name, command in contestants.items():
                 with fresh_folder() as folder:
                     reports[name].append(report_of(command(server.url, folder), environment))
-    return {
-        name: {key: statistics.median(report[key] for report in taken) for key in taken[0]}
-        for name, taken in reports.items()
-    }
+    return {name: medians(taken) for name, taken in reports.items()}
+
+
+def medians(reports: Sequence[Report]) -> Report:
+    """The median of each number."""
+    return {key: statistics.median(report.get(key, 0.0) for report in reports) for key in reports[0]}
 
 
 def judged(what: str, ours: str, theirs: str, ratio: float, at_least: float | None) -> Finding:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +19,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # tests/servers
 
+import ranks
 import real_model
 import recovery
 import throughput
+import where
 from contest import Bench, Finding
 from peers import datatrove_python
 
@@ -32,7 +35,10 @@ CASES: dict[str, Callable[[Bench], Iterator[Finding]]] = {
     "finished": recovery.finished_rank,
     "pauses": recovery.pauses,
     "import": recovery.import_time,
+    "profile": where.profile,
+    "ranks": ranks.simulated,
     "vllm": real_model.on_real_vllm,
+    "adaptive": real_model.adaptive,
 }
 
 
@@ -43,6 +49,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=CASES, metavar="NAME", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, help="how often the contestants take turns; 5, or 1 with --quick")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and folders go as their blocks end
     names = arguments.only or list(CASES)
     peers = {"datatrove": python} if "datatrove" in names and (python := datatrove_python()) else {}
     bench = Bench(0.25 if arguments.quick else 1.0, arguments.rounds or (1 if arguments.quick else 5), peers)

@@ -1,6 +1,6 @@
 """A server that costs its clients nothing to wait for: a ready-made completion of 2.6 KB for every POST, from a process of its own.
 
-Receives: HTTP/1.1 requests with a Content-Length; seconds to wait before each answer.
+Receives: HTTP/1.1 requests with a Content-Length; seconds to wait before each answer; how many POSTs to answer, as later ones hang.
 Hands on: one of some hundred answers in turn, 0.03 ms of CPU each; its port on stdout; at /stats how many POSTs came, and when the
 first one did.
 Invariant: it ends when its standard input is closed, and so with whoever started it.
@@ -43,8 +43,9 @@ MODELS = _http(json.dumps({"object": "list", "data": [{"id": "m", "object": "mod
 class Counts:
     """What has been asked of the server."""
 
-    def __init__(self, delay_s: float) -> None:
+    def __init__(self, delay_s: float, answered: float) -> None:
         self.delay_s = delay_s
+        self.answered = answered
         self.posts = 0
         self.first_post_at_s: float | None = None
 
@@ -76,6 +77,8 @@ class Static(asyncio.Protocol):
             counts.posts += 1
             answer = ANSWERS[counts.posts % len(ANSWERS)]
             counts.first_post_at_s = counts.first_post_at_s or time.monotonic()
+            if counts.posts > counts.answered:
+                return
             if counts.delay_s:
                 asyncio.get_running_loop().call_later(counts.delay_s, self._transport.write, answer)
                 return
@@ -90,10 +93,10 @@ class Static(asyncio.Protocol):
             self._transport.close()
 
 
-async def main(delay_s: float) -> None:
+async def main(delay_s: float = 0.0, answered: float = float("inf")) -> None:
     """Serve until standard input ends."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(partial(Static, Counts(delay_s)), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(partial(Static, Counts(delay_s, answered)), "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 
@@ -103,4 +106,4 @@ if __name__ == "__main__":
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    asyncio.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else 0.0))
+    asyncio.run(main(*map(float, sys.argv[1:])))

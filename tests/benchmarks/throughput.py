@@ -33,33 +33,42 @@ def bare_loop(source: Path, *, in_flight: int, rollouts: int = 1) -> Command:
     return lambda url, _folder: [sys.executable, str(HERE / "bare_loop.py"), url, str(source), *flags]
 
 
-def datatrove(python: str, source: Path, *, in_flight: int, checkpoints: bool) -> Command:
+def datatrove(python: str, source: Path, *, in_flight: int, rollouts: int, checkpoints: bool) -> Command:
     """datatrove's runner."""
-    flags = ["--in-flight", str(in_flight), *([] if checkpoints else ["--no-checkpoints"])]
+    flags = ["--in-flight", str(in_flight), "--rollouts", str(rollouts), *([] if checkpoints else ["--no-checkpoints"])]
     return lambda url, folder: [python, str(HERE / "datatrove_run.py"), url, str(source), str(folder), *flags]
 
 
 def against_datatrove(bench: Bench) -> Iterator[Finding]:
-    """Cache and checkpoints on at both; the peer gets fewer documents, for it is compared by its rate."""
+    """Cache and checkpoints on at both, and off at the peer; it gets fewer documents, for it is compared by its rate."""
     python = bench.peers.get("datatrove")
     if python is None:
         yield Finding("datatrove's runner", "", "", "not installed")
         return
-    source, few = bench.documents(12_000), bench.documents(2_000)
-    taken = take_turns(
-        bench,
-        {
-            "ours": ours(source, in_flight=500),
-            "checkpoints on": datatrove(python, few, in_flight=500, checkpoints=True),
-            "checkpoints off": datatrove(python, few, in_flight=500, checkpoints=False),
-        },
-    )
-    for name, targets in {
-        "checkpoints on": (_OF_DATATROVE, _CPU_OF_DATATROVE),
-        "checkpoints off": (None, None),
-    }.items():
-        label = f"datatrove ({name}), 500 in flight"
-        yield from _compared(label, taken["ours"], taken[name], *targets)
+    for in_flight, rollouts, many, few in (
+        (500, 1, 12_000, 2_000),
+        (64, 1, 12_000, 2_000),
+        (1, 1, 3_000, 500),
+        (500, 8, 2_500, 250),
+    ):
+        source, less = bench.documents(many), bench.documents(few, at_least=250)
+        contestants = {
+            "ours": ours(source, in_flight=in_flight, rollouts=rollouts),
+            "on": datatrove(python, less, in_flight=in_flight, rollouts=rollouts, checkpoints=True),
+            "off": datatrove(python, less, in_flight=in_flight, rollouts=rollouts, checkpoints=False),
+        }
+        is_judged = (in_flight, rollouts) == (500, 1)
+        if not is_judged:
+            del contestants["off"]
+        taken = take_turns(bench, contestants)
+        mine = taken.pop("ours")
+        for name, peer in taken.items():
+            targets = (_OF_DATATROVE, _CPU_OF_DATATROVE) if is_judged and name == "on" else (None, None)
+            yield from _compared(f"datatrove, checkpoints {name}, {_how(in_flight, rollouts)}", mine, peer, *targets)
+
+
+def _how(in_flight: int, rollouts: int) -> str:
+    return f"{in_flight} in flight" + (f", {rollouts} rollouts each" if rollouts > 1 else "")
 
 
 def against_bare_loop(bench: Bench) -> Iterator[Finding]:
@@ -73,7 +82,7 @@ def against_bare_loop(bench: Bench) -> Iterator[Finding]:
                 "bare": bare_loop(source, in_flight=in_flight, rollouts=rollouts),
             },
         )
-        label = f"bare aiohttp loop, {in_flight} in flight" + (f", {rollouts} rollouts each" if rollouts > 1 else "")
+        label = f"bare aiohttp loop, {_how(in_flight, rollouts)}"
         target = _OF_BARE_LOOP if (in_flight, rollouts) == (500, 1) else None
         yield from _compared(label, taken["ours"], taken["bare"], target, None)
 
