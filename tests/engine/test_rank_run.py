@@ -41,3 +41,24 @@ async def test_a_slow_document_holds_up_its_own_chunk_and_no_other(server, tmp_p
     released.set()
     manifest = await running
     assert (manifest.documents_written, len(manifest.outputs)) == (20, 4)
+
+
+async def test_an_input_of_as_many_documents_as_may_run_at_once_runs_all_at_once(server, tmp_path):
+    """Each waits for all others before it asks: were one of them not begun, none would end."""
+    count, all_begun, begun = 90, asyncio.Event(), 0
+
+    async def ask_together(document, generate):
+        nonlocal begun
+        begun += 1
+        if begun == count:
+            all_begun.set()
+        async with asyncio.timeout(20):
+            await all_begun.wait()
+        return await generate({"messages": [{"role": "user", "content": document.text}]})
+
+    config = InferenceConfig(
+        server_type="endpoint", endpoint_url=server.url, model_name_or_path="dummy", max_concurrent_generations=count
+    )
+    runner = InferenceRunner(ask_together, config, ParquetWriter(tmp_path))
+    manifest = await runner.run_async([Document("text", str(number)) for number in range(count)])
+    assert (manifest.documents_written, manifest.documents_failed) == (count, 0)

@@ -386,22 +386,3 @@ def test_run_needs_no_event_loop(server, tmp_path):
     """The datatrove way to call it."""
     assert InferenceRunner(ask, config(server), JsonlWriter(tmp_path)).run(documents("a")).documents_written == 1
     assert asyncio.run(rows_of(tmp_path, "jsonl"))[0].text == "a"
-
-
-async def test_an_input_of_as_many_documents_as_may_run_at_once_runs_all_at_once(server, tmp_path):
-    """Each waits for all others before it asks: were one of them not begun, none would end."""
-    count, all_begun, begun = 90, asyncio.Event(), 0
-
-    async def ask_together(document, generate):
-        nonlocal begun
-        begun += 1
-        if begun == count:
-            all_begun.set()
-        async with asyncio.timeout(20):
-            await all_begun.wait()
-        return await ask(document, generate)
-
-    settings = config(server, max_concurrent_generations=count)
-    runner = InferenceRunner(ask_together, settings, ParquetWriter(tmp_path))
-    manifest = await runner.run_async(documents(*map(str, range(count))), 0, 1)
-    assert (manifest.documents_written, manifest.documents_failed) == (count, 0)

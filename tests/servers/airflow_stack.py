@@ -33,8 +33,8 @@ _ENDED = frozenset({"success", "failed", "upstream_failed", "skipped", "removed"
 class AirflowStack:
     """The running components, and how to talk to them."""
 
-    def __init__(self, holder: Holder, home: Path, url: str) -> None:
-        self.home, self.url = home, url
+    def __init__(self, holder: Holder, home: Path, url: str, environment: Mapping[str, str]) -> None:
+        self.home, self.url, self.environment = home, url, dict(environment)
         self.pids: dict[str, int] = {}
         self._holder = holder
         self._http = httpx.Client(base_url=url, trust_env=False, timeout=30)
@@ -72,6 +72,32 @@ class AirflowStack:
         wait_until(lambda: len(busy()) == 1, 60, "one worker is busy")
         return busy()[0]
 
+    def task_process(self, run: Run, *, task_id: str = "ask") -> psutil.Process:
+        """The process of a task; above it is its worker."""
+        title = f"airflow worker -- {run.task(task_id)['id']}"
+
+        def found() -> list[psutil.Process]:
+            return [item for item in psutil.process_iter(["cmdline"]) if " ".join(item.info["cmdline"] or []) == title]
+
+        wait_until(lambda: bool(found()), 60, f"the task {task_id} is at work", every_s=0.01)
+        return found()[0]
+
+    def command(self, *arguments: str) -> str:
+        """Run Airflow's command line where the components run; what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "airflow", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"airflow {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    def add_connection(self, conn_id: str, conn_type: str, **fields: Any) -> None:
+        """Store a connection; its secrets are nowhere else."""
+        self.ask("POST", "connections", {"connection_id": conn_id, "conn_type": conn_type, **fields})
+
     def wait_healthy(self) -> None:
         """Until all components say that they are."""
 
@@ -98,13 +124,14 @@ class AirflowStack:
         """Until the DAGs can be run."""
 
         def known() -> bool:
-            return set(dag_ids) <= {dag["dag_id"] for dag in self.ask("GET", "dags")["dags"]}
+            return set(dag_ids) <= {dag["dag_id"] for dag in self.ask("GET", "dags", limit=100)["dags"]}
 
         wait_until(known, 60, f"the DAGs {dag_ids} are parsed")
 
-    def run(self, dag_id: str, **conf: Any) -> Run:
+    def run(self, dag_id: str, *, partition_key: str | None = None, **conf: Any) -> Run:
         """Start a DAG run, without a logical date."""
-        run = self.ask("POST", f"dags/{dag_id}/dagRuns", {"logical_date": None, "conf": conf})
+        body = {"logical_date": None, "partition_key": partition_key, "conf": conf}
+        run = self.ask("POST", f"dags/{dag_id}/dagRuns", body)
         return Run(self, dag_id, run["dag_run_id"])
 
 
@@ -176,10 +203,10 @@ class Run:
 
 
 def _text(line: Any) -> str:
-    """A line of a log, with the message of the exception that it reports."""
+    """A line of a log, with the exception that it reports."""
     if not isinstance(line, dict):
         return str(line)
-    errors = [str(error.get("exc_value", "")) for error in line.get("error_detail") or []]
+    errors = [f"{error.get('exc_type', '')}: {error.get('exc_value', '')}" for error in line.get("error_detail") or []]
     return "\n".join([str(line.get("event", line)), *errors])
 
 
@@ -211,7 +238,7 @@ def run_airflow(home: Path, dags: Path, database_url: str, more: Mapping[str, st
             [sys.executable, "-m", "airflow", "db", "migrate"], env=environment, stdout=out, stderr=out, check=True
         )
     with hold_processes(environment) as holder:
-        stack = AirflowStack(holder, home, f"http://127.0.0.1:{ports[0]}")
+        stack = AirflowStack(holder, home, f"http://127.0.0.1:{ports[0]}", environment)
         for component in COMPONENTS:
             stack.start(component)
         try:

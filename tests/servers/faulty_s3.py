@@ -32,8 +32,8 @@ class Fault:
     Attributes:
         request: regular expression over "METHOD /path?query".
         kind: "status" answers an error without asking the server; "error in 200" does so under status 200; "drop" closes the
-            connection at once; "lost answer" does so after the server has acted; "hang" does not answer; "late" lets the server act
-            after two seconds.
+            connection at once; "lost answer" does so after the server has acted; "hang" does not answer; "held answer" does not
+            after the server has acted; "late" lets the server act after two seconds.
         times: how often; afterwards all is well.
         every: only each so-manieth of these requests.
         status: of kind "status".
@@ -41,7 +41,7 @@ class Fault:
     """
 
     request: str
-    kind: Literal["status", "error in 200", "drop", "lost answer", "hang", "late"]
+    kind: Literal["status", "error in 200", "drop", "lost answer", "hang", "held answer", "late"]
     times: int = 1
     status: int = 503
     code: str = "SlowDown"
@@ -166,7 +166,9 @@ class _FaultyHandler(_Quiet):
                 if kind == "late":
                     self.stopping.wait(2)
                 status, headers, data = self.forward(body)
-                if kind == "lost answer":
+                if kind == "held answer":
+                    self.stopping.wait(30)
+                if kind in {"lost answer", "held answer"}:
                     self.close_connection = True
                 else:
                     self.reply(status, headers, data)

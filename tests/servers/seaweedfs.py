@@ -110,6 +110,7 @@ def run_seaweedfs(folder: Path) -> Iterator[S3Server]:
                 return
         finally:
             _stop(process)
+            _remove_sockets(s3, filer, master, volume, admin)
             _client(server.endpoint_url).close()
     raise RuntimeError(f"SeaweedFS did not start:\n{log.read_text(errors='replace')[-3000:]}")
 
@@ -152,6 +153,13 @@ def _wait_ready(process: subprocess.Popen[bytes], server: S3Server) -> bool:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.kill()  # its data are the test's; a clean end can take 10 s
     process.wait()
+
+
+def _remove_sockets(*ports: int) -> None:
+    """It makes some beside its ports, in a folder that cannot be chosen, and leaves them when it is killed."""
+    for port in (port + offset for port in ports for offset in (0, 10000)):
+        for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            path.unlink(missing_ok=True)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,7 +1,8 @@
 """A real StatsD daemon: the npm package ``statsd``, installed into .cache on first use.
 
 Receives: UDP packets.        Hands on: what it has counted, by its management port.
-Invariants: it never flushes while a test runs, so counters only grow; it dies with its test.
+Invariants: it never flushes while a test runs, so counters only grow; it can be away for a while, and counts from 0 when it is back; it
+dies with its test.
 Source: statsd 0.9.0; the management port answers ``counters`` with a JavaScript object, not JSON, and ``END``.
 """
 
@@ -24,12 +25,36 @@ CACHE = Path(__file__).parent.parent.parent / ".cache" / "statsd"
 _START_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class StatsD:
-    """A running daemon."""
+    """A daemon that runs, or is away for a while."""
 
     port: int
     management_port: int
+    settings: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            RuntimeError: it cannot be installed or started.
+        """
+        self.process = subprocess.Popen(
+            ["node", str(_installed()), str(self.settings)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
+        )
+        _wait_ready(self.process, self)
+
+    def stop(self) -> None:
+        """Kill it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
 
     def counters(self) -> dict[str, float]:
         """Counts since the start."""
@@ -61,23 +86,17 @@ def run_statsd(folder: Path) -> Iterator[StatsD]:
     Raises:
         RuntimeError: it cannot be installed or started.
     """
-    ports = _free_ports()
-    daemon = StatsD(*ports)
-    settings = {"port": daemon.port, "address": "127.0.0.1", "mgmt_port": daemon.management_port}
+    port, management_port = _free_ports()
+    settings = {"port": port, "address": "127.0.0.1", "mgmt_port": management_port}
     settings |= {"mgmt_address": "127.0.0.1", "flushInterval": 600_000, "backends": []}
-    (folder / "statsd.js").write_text(json.dumps(settings))
-    with subprocess.Popen(
-        ["node", str(_installed()), str(folder / "statsd.js")],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=die_with_parent,
-    ) as process:
-        try:
-            _wait_ready(process, daemon)
-            yield daemon
-        finally:
-            process.kill()
+    path = folder / "statsd.js"
+    path.write_text(json.dumps(settings))
+    daemon = StatsD(port, management_port, path)
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.stop()
 
 
 def _installed() -> Path:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,6 +15,7 @@ from servers.rollout_job import DummyProcess, dummy_process
 
 from airflow_provider_rollout.engine.progress import AttemptRecord
 from airflow_provider_rollout.engine.run_state import RunState
+from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.object_store import ObjectStore
 from airflow_provider_rollout.engine.storage.output import read_rows
 
@@ -25,24 +25,24 @@ class Scenario:
     """Where it plays.
 
     Attributes:
-        folder: documents and answers.
+        root: documents and answers, in a folder or on S3.
         server: counts requests.
         ids: the documents.
     """
 
-    folder: Path
+    root: str
     server: DummyProcess
     ids: list[str]
 
     @property
-    def output(self) -> Path:
+    def output(self) -> str:
         """Where the answers go."""
-        return self.folder / "answers"
+        return f"{self.root}/answers"
 
     @property
     def conf(self) -> dict[str, str]:
         """What a DAG run needs to know."""
-        return {"source": f"{self.folder}/*.jsonl", "output": str(self.output), "url": self.server.url}
+        return {"source": f"{self.root}/*.jsonl", "output": self.output, "url": self.server.url}
 
     @property
     def requests(self) -> int:
@@ -52,13 +52,14 @@ class Scenario:
     @property
     def launches(self) -> int:
         """How many jobs were to be started."""
-        return len(list((self.output / "_rollout" / "specs").glob("*.json")))
+        store = ObjectStore.open(f"{self.output}/_rollout")
+        return len(asyncio.run(store.list(layout.SPECS)))
 
     def attempts(self, rank: int = 0) -> list[AttemptRecord]:
         """Those that claimed the rank."""
 
         async def read() -> list[AttemptRecord]:
-            run = await RunState.find(str(self.output))
+            run = await RunState.find(self.output)
             return (await run.attempts()).get(rank, [])
 
         return asyncio.run(read())
@@ -68,13 +69,18 @@ class Scenario:
         found = []
         for process in psutil.process_iter(["cmdline", "status"]):
             command = process.info["cmdline"] or []
-            if any(str(self.output) in part for part in command) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            if any(self.output in part for part in command) and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(process)
         return found
 
+    def wait_watched(self) -> None:
+        """Until whoever watches the first job has told metrics of it. A triggerer needs a while for the first connection that it reads."""
+        store = ObjectStore.open(f"{self.output}/_rollout")
+        wait_until(lambda: bool(asyncio.run(store.list("reported/"))), 90, "the job is watched")
+
     def wait_job(self) -> psutil.Process:
         """The first job process to appear."""
-        wait_until(lambda: bool(self.jobs()), 60, "a job has started")
+        wait_until(lambda: bool(self.jobs()), 60, "a job has started", every_s=0.02)
         return self.jobs()[0]
 
     def wait_requests(self, count: int) -> None:
@@ -85,12 +91,16 @@ class Scenario:
         """The ids of all rows, in the order of the files."""
 
         async def read() -> list[str]:
-            store = ObjectStore.open(str(self.output))
+            store = ObjectStore.open(self.output)
             keys = [info.key for info in await store.list() if info.key.endswith(".parquet")]
             rows = [row for key in keys for row in read_rows(await store.get(key), "parquet", "rollout_results")]
             return [row.id for row in rows]
 
         return asyncio.run(read())
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object below the output."""
+        return asyncio.run(ObjectStore.open(self.output).exists(key))
 
     def check_complete(self) -> None:
         """Every document is there, once, in order; and no job is left."""
@@ -98,16 +108,17 @@ class Scenario:
         assert self.jobs() == []
 
 
-def write_shard(path: Path, ids: list[str]) -> None:
+def write_shard(root: str, name: str, ids: list[str]) -> None:
     """Documents that can be told apart by their text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"id": name, "text": f"document {name}"}) + "\n" for name in ids))
+    data = "".join(json.dumps({"id": name, "text": f"document {name}"}) + "\n" for name in ids).encode()
+    asyncio.run(ObjectStore.open(root).put(name, data))
 
 
 @contextmanager
-def scenario(folder: Path, documents: int, *flags: Any) -> Iterator[Scenario]:
+def scenario(root: object, documents: int, *flags: Any) -> Iterator[Scenario]:
     """Documents and a server with these flags."""
     ids = [f"{number:03d}" for number in range(documents)]
-    write_shard(folder / "shard.jsonl", ids)
+    if ids:
+        write_shard(str(root), "shard.jsonl", ids)
     with dummy_process("--model", "dummy", *map(str, flags)) as server:
-        yield Scenario(folder, server, ids)
+        yield Scenario(str(root), server, ids)

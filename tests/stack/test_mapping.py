@@ -2,17 +2,18 @@
 
 import pytest
 from servers.airflow_stack import wait_until
+from stack.conftest import on_s3
 from stack.scenario import scenario, write_shard
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 
-def test_ranks_in_a_pool_and_clearing_one_of_them(stack, tmp_path):
+@on_s3
+def test_ranks_in_a_pool_and_clearing_one_of_them(stack, store_uri):
     """Clearing one index runs that rank alone, and costs no request; a deferred task keeps its slot of the pool."""
-    with scenario(tmp_path, 0, "--latency-ms", 500) as place:
-        (tmp_path / "shard.jsonl").unlink()
+    with scenario(store_uri, 0, "--latency-ms", 500) as place:
         for shard in range(3):
-            write_shard(tmp_path / f"{shard}.jsonl", [f"{shard}-{number}" for number in range(6)])
+            write_shard(store_uri, f"{shard}.jsonl", [f"{shard}-{number}" for number in range(6)])
         run = stack.run("ranks", **place.conf)
         at_work: list[int] = []
 
@@ -33,4 +34,4 @@ def test_ranks_in_a_pool_and_clearing_one_of_them(stack, tmp_path):
         assert [task["try_number"] for task in run.tasks()] == [1, 2, 1]
         assert place.requests == 18
         assert run.result(map_index=1)["resumed"] == 6
-        assert (place.output / "_SUCCESS").exists()
+        assert place.exists("_SUCCESS")

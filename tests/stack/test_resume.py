@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from servers.airflow_stack import wait_until
+from stack.conftest import on_s3
 from stack.scenario import scenario
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -23,10 +23,11 @@ def test_a_retry_resumes_a_job_that_was_killed(stack, tmp_path):
         assert place.launches == len(place.attempts()) == 2
 
 
-def test_clearing_a_failed_and_a_successful_task(stack, tmp_path):
+@on_s3
+def test_clearing_a_failed_and_a_successful_task(stack, store_uri):
     """The failed one is asked for what is missing; the successful one asks for nothing, and tells the same again."""
     fault = '[{"match": "document 003", "action": "status", "status": 400, "first": 1}]'
-    with scenario(tmp_path, 6, "--faults", fault) as place:
+    with scenario(store_uri, 6, "--faults", fault) as place:
         run = stack.run("strict", **place.conf)
         run.wait("failed")
         assert "FailureBudgetError" in run.log() or "document" in run.log()
@@ -44,19 +45,6 @@ def test_clearing_a_failed_and_a_successful_task(stack, tmp_path):
         again = run.result()
         assert (again["documents_written"], again["resumed"]) == (first["documents_written"], 6)
         place.check_complete()
-
-
-def test_a_worker_that_dies_before_its_job_is_known_to_airflow(stack, tmp_path):
-    """The intent was stored before the launch: no second job works, and none is lost, whenever the worker died."""
-    with scenario(tmp_path, 12, "--latency-ms", 500) as place:
-        run = stack.run("waiting", **place.conf)
-        specs = place.output / "_rollout" / "specs"
-        wait_until(lambda: specs.exists() and any(specs.iterdir()), 60, "the spec is stored", every_s=0.001)
-        stack.worker().children()[0].kill()
-        run.wait()
-        place.check_complete()
-        assert place.requests == 12
-        assert len(place.attempts()) == 1
 
 
 def test_a_job_that_runs_is_watched_again(stack, tmp_path):

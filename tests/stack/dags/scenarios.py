@@ -2,11 +2,18 @@
 
 from datetime import UTC, datetime, timedelta
 
-from airflow.sdk import DAG, Asset
+from airflow.providers.openlineage.utils.selective_enable import enable_lineage
+from airflow.sdk import DAG, Asset, CronPartitionTimetable
 
+from airflow_provider_rollout.exceptions import ROLLOUT_RETRY_POLICY
 from airflow_provider_rollout.operators.inference import InferenceOperator
 
-PLACES = {"source": "{{ dag_run.conf['source'] }}", "output": "{{ dag_run.conf['output'] }}"}
+PLACES = {
+    "source": "{{ dag_run.conf['source'] }}",
+    "output": "{{ dag_run.conf['output'] }}",
+    "vllm_conn_id": "model",
+    "aws_conn_id": "{{ dag_run.conf.get('aws', 'store') }}",
+}
 ENDPOINT = {
     "server_type": "endpoint",
     "model_name_or_path": "dummy",
@@ -21,32 +28,33 @@ OWN_SERVER = {
 }
 RETRIED = {"retries": 2, "retry_delay": timedelta(seconds=1), "poll_interval": 1.0, "prompt_template": "{text}"}
 
-for dag_id, config, deferrable in (
-    ("deferred", ENDPOINT, True),
-    ("waiting", ENDPOINT, False),
-    ("deferred_own_server", OWN_SERVER, True),
-    ("waiting_own_server", OWN_SERVER, False),
+for dag_id, config, more in (
+    ("deferred", ENDPOINT, {"deferrable": True}),
+    ("waiting", ENDPOINT, {"attempt_lost_after": 15.0}),
+    ("deferred_own_server", OWN_SERVER, {"deferrable": True}),
+    ("waiting_own_server", OWN_SERVER, {}),
+    ("forced", ENDPOINT, {"force_rerun": True}),
+    ("late", ENDPOINT, {"timeout": 20, "deferrable": True, "retry_policy": ROLLOUT_RETRY_POLICY}),
+    ("late_retried", ENDPOINT, {"timeout": timedelta(seconds=20), "retries": 6}),
+    ("lineage", ENDPOINT, {"deferrable": True}),
 ):
-    with DAG(dag_id, schedule=None):
-        InferenceOperator(
-            task_id="ask",
-            config=config,
-            deferrable=deferrable,
-            outlets=[Asset(f"answers_{dag_id}")],
-            **PLACES,
-            **RETRIED,
-        )
+    with DAG(dag_id, schedule=None) as made:
+        outlets = [Asset(f"answers_{dag_id}")]
+        InferenceOperator(task_id="ask", config=config, outlets=outlets, **{**PLACES, **RETRIED, **more})
+    if dag_id == "lineage":
+        enable_lineage(made)
 
-STRICT = {"failure_budget": {"max_failed": 0}, "retry_failed": True, "retries": 0, "prompt_template": "{text}"}
+ONE_BY_ONE = {**ENDPOINT, "max_concurrent_generations": 1, "max_concurrent_documents": 1}
+STRICT = {
+    "failure_budget": {"max_failed": 0},
+    "retry_failed": True,
+    "retries": 0,
+    "prompt_template": "{text}",
+    "poll_interval": 1.0,
+}
 
 with DAG("strict", schedule=None):
-    InferenceOperator(
-        task_id="ask",
-        config={**ENDPOINT, "max_concurrent_generations": 1, "max_concurrent_documents": 1},
-        poll_interval=1.0,
-        **PLACES,
-        **STRICT,
-    )
+    InferenceOperator(task_id="ask", config=ONE_BY_ONE, **PLACES, **STRICT)
 
 with DAG("ranks", schedule=None):
     InferenceOperator.partial(
@@ -60,24 +68,25 @@ with DAG("ranks", schedule=None):
         **RETRIED,
     ).expand(rank=[0, 1, 2])
 
-with DAG(
-    "thirty_days",
-    schedule="@daily",
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    end_date=datetime(2026, 1, 31, tzinfo=UTC),
-    catchup=False,
-    is_paused_upon_creation=True,
+# As in dags/dated_partitions.py: by the key of a partition, by a logical date, or by hand without either.
+DAY = "{{ dag_run.partition_key or (dag_run.logical_date or dag_run.run_after) | ds }}"
+
+for dag_id, schedule in (
+    ("thirty_days", "@daily"),
+    ("partitioned", CronPartitionTimetable("0 0 * * *", timezone="UTC", key_format="%Y-%m-%d")),
 ):
-    InferenceOperator(
-        task_id="ask",
-        source="{{ var.value.days }}/{{ ds }}/*.jsonl",
-        output="{{ var.value.days }}/answers/{{ ds }}",
-        config={
-            **ENDPOINT,
-            "endpoint_url": "{{ var.value.days_url }}",
-            "max_concurrent_generations": 1,
-            "max_concurrent_documents": 1,
-        },
-        poll_interval=1.0,
-        **STRICT,
-    )
+    with DAG(
+        dag_id,
+        schedule=schedule,
+        start_date=datetime(2026, 1, 1, tzinfo=UTC),
+        end_date=datetime(2026, 1, 31, tzinfo=UTC),
+        catchup=False,
+        is_paused_upon_creation=True,
+    ):
+        InferenceOperator(
+            task_id="ask",
+            source=f"{{{{ var.value.days }}}}/{DAY}/*.jsonl",
+            output=f"{{{{ var.value.days }}}}/answers/{DAY}",
+            config={**ONE_BY_ONE, "endpoint_url": "{{ var.value.days_url }}"},
+            **STRICT,
+        )
