@@ -64,7 +64,7 @@ class InferenceOperator(WatchingOperator):
         failure_budget: how many documents may fail.
         retry_failed: ask again for documents that failed in an earlier try.
         on_config_change: "refuse" to resume work that was begun with other parameters, or "restart" it.
-        attempt_lost_after: seconds of silence until a job of another machine counts as lost.
+        attempt_lost_after: seconds of silence until a job of another machine, or one whose worker died while starting it, counts as lost.
         deferrable: let the triggerer watch, which frees the worker slot.
         poll_interval: seconds between two looks at the job.
         timeout: seconds, or a timedelta, until the job is cancelled.

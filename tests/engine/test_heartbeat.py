@@ -133,6 +133,7 @@ async def test_a_starting_server_shows_in_the_state_and_its_failure_in_the_last_
     assert (record.state, record.error, record.server_log_tail) == ("failed", "not ready", "CUDA out of memory")
 
 
+@pytest.mark.alone
 async def test_progress_is_reported_about_once_a_second(store):
     """For the bar on a terminal."""
     seen = []

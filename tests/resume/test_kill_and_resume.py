@@ -84,11 +84,14 @@ class Scenario:
         """Kill so many launches, then let one finish."""
         while self.kills < kills:
             job = self.launch()
+            is_zombie = zombie_every > 0 and (self.kills + 1) % zombie_every == 0
+            if is_zombie:
+                self.wait_for_claim(job)
             time.sleep(self.random.uniform(0.2, longest_s))
             if job.process.poll() is not None:
                 break
             self.kills += 1
-            if zombie_every and self.kills % zombie_every == 0 and self.state.newest_job_id() == job.job_id:
+            if is_zombie:
                 job.signal(signal.SIGSTOP)
                 self.zombies.append(job)
             else:
@@ -97,6 +100,12 @@ class Scenario:
                 self.note_durable()
             self.wake_replaced()
         assert self.finish() == 0, (self.tmp_path / "job.log").read_text()[-3000:]
+
+    def wait_for_claim(self, job: JobProcess) -> None:
+        """Wait until the rank is the job's: only then can it be replaced while it sleeps."""
+        while self.state.newest_job_id() != job.job_id:
+            assert job.process.poll() is None, (self.tmp_path / "job.log").read_text()[-3000:]
+            time.sleep(0.05)
 
     def wake_replaced(self) -> None:
         """Wake stopped attempts once a newer one exists; they must end as fenced and change nothing."""

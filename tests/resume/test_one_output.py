@@ -16,6 +16,7 @@ from airflow_provider_rollout.engine.exceptions import (
     FingerprintMismatchError,
     ManifestError,
 )
+from airflow_provider_rollout.engine.storage import layout
 from airflow_provider_rollout.engine.storage.manifest import RankManifest
 
 
@@ -27,7 +28,7 @@ def server():
 
 @pytest.fixture
 def make(server, tmp_path):
-    """A runner whose rollout raises at the 30th document until it is healed."""
+    """A runner whose rollout raises at document 30, once chunk 1 is done, until it is healed."""
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"text": f"t{number}"}) + "\n" for number in range(60)))
     config = InferenceConfig(
@@ -37,6 +38,8 @@ def make(server, tmp_path):
     def run(output, *, is_ill=False, **changes):
         async def rollout(document, generate):
             if is_ill and document.text == "t30":
+                while not list(tmp_path.rglob(layout.chunk(0, 1))):
+                    await asyncio.sleep(0.01)
                 raise RuntimeError("ill")
             return await generate({"messages": [{"role": "user", "content": document.text}]})
 

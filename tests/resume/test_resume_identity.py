@@ -125,7 +125,8 @@ def test_done_chunks_stay_byte_for_byte_and_a_resume_ends(tmp_path, done):
 
 def test_another_model_takes_nothing_from_what_the_first_has_left(tmp_path):
     """The job refuses and names the model; begun anew on request, it asks for everything itself."""
-    with dummy_process("--latency-ms", "150", "--model", "a") as first, dummy_process("--model", "b") as second:
+    rules = [{"match": "document 0 ", "action": "hang"}]  # so that answers are left, and no chunk is done
+    with dummy_process("--faults", json.dumps(rules), "--model", "a") as first, dummy_process("--model", "b") as second:
         spec = make_spec(tmp_path, first, model="a")
         state = State(spec)
         kill_when(JobProcess(spec, log=tmp_path / "job.log"), lambda: len(state.durable_documents()) >= 8, tmp_path)

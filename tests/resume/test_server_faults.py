@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from servers.rollout_job import JobProcess, State
@@ -181,5 +182,4 @@ def test_a_stop_is_bounded_whatever_the_server_does(tmp_path, how):
 
 def make_again(spec: JobSpec) -> JobSpec:
     """The same work, launched again."""
-    values = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
-    return JobSpec(**{**values, "job_id": "again"})
+    return msgspec.structs.replace(spec, job_id="again")

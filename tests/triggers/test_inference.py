@@ -115,6 +115,7 @@ async def test_two_triggerers_may_watch_the_same_job(tmp_path):
     assert [event["status"] for event in events] == ["succeeded", "succeeded"]
 
 
+@pytest.mark.alone
 async def test_a_trigger_does_not_block_the_loop_of_the_triggerer(tmp_path):
     """One slow trigger would hold up every other one; asyncio's own watchdog stays silent."""
     write_record(tmp_path)

@@ -6,7 +6,10 @@ import sys
 import textwrap
 
 import psutil
+import pytest
 from airflow_task import make_handle, write_record
+
+pytestmark = pytest.mark.alone
 
 TRIGGERS = 200
 

@@ -82,6 +82,7 @@ async def test_one_bad_request_fails_alone_after_bounded_attempts(opened, rule, 
         assert it.queues.sizes["in_flight"] == 0
 
 
+@pytest.mark.alone
 async def test_a_wait_before_a_retry_holds_no_slot(opened):
     """One slot, one document told to come back in a second: the others do not wait for it."""
     rule = {"match": "doc 0 ", "action": "status", "status": 429, "retry_after": "1", "first": 1}

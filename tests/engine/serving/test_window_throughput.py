@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import pytest
 from servers.model_server import chat
 from servers.rollout_job import dummy_process
 
@@ -32,6 +33,7 @@ async def requests_per_s(opened, url, **limits):
     return answered / MEASURE_S
 
 
+@pytest.mark.alone
 async def test_an_adaptive_window_settles_at_nine_tenths_of_the_servers_best(opened):
     """The server refuses more than 32 in flight; nothing fails. Both are measured against the same server, one after the other."""
     flags = ["--model", "m", "--latency-ms", "150", "--max-in-flight", str(BEARS)]

@@ -65,6 +65,7 @@ async def manifest(store, records, rank=0, documents_in=6):
         cache_hits=1,
     )
     await write_rank_manifest(store, attempt, made)
+    await attempt.beat(msgspec.structs.replace(attempt.record, state="succeeded"))
     return made
 
 

@@ -176,6 +176,7 @@ async def test_deleting_what_is_absent_is_fine(store: ObjectStore) -> None:
     assert await store.list() == []
 
 
+@pytest.mark.alone
 async def test_the_event_loop_runs_on_during_a_write(store: ObjectStore) -> None:
     """No call of the store blocks the loop."""
     longest = 0.0
@@ -194,6 +195,7 @@ async def test_the_event_loop_runs_on_during_a_write(store: ObjectStore) -> None
     assert longest < 0.25
 
 
+@pytest.mark.alone
 def test_opening_sends_nothing() -> None:
     """A store that cannot be reached is opened all the same: nothing is asked before it must be."""
     options = StoreOptions(access_key_id="a", secret_access_key="b", endpoint_url="http://192.0.2.1")

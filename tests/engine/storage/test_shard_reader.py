@@ -93,7 +93,9 @@ def _plain(documents: Iterable[NumberedDocument]) -> list[tuple[str, str]]:
     return [(numbered.document.id, numbered.document.text) for numbered in documents]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=FILES, world_size=st.integers(1, 9), per_chunk=st.integers(1, 4))
 def test_ranks_share_every_file_without_loss_or_overlap(
     tmp_path: Path, data: bytes, world_size: int, per_chunk: int
