@@ -118,7 +118,7 @@ def finished_rank(bench: Bench) -> Iterator[Finding]:
 
 
 def pauses(bench: Bench) -> Iterator[Finding]:
-    """Answers take 0.5 s, so that the loop is not busy with requests alone while chunks of 6,000 documents go to S3."""
+    """Answers take 0.5 s on average, so that the loop is not busy with requests alone while chunks of 6,000 documents go to S3."""
     source = bench.documents(20_000)
     with fresh_folder() as folder, run_seaweedfs(folder) as s3, static_server(0.5) as server:
         place = f"s3://{s3.new_bucket()}"

@@ -1,6 +1,7 @@
 """A server that costs its clients nothing to wait for: a ready-made completion of 2.6 KB for every POST, from a process of its own.
 
-Receives: HTTP/1.1 requests with a Content-Length; seconds to wait before each answer; how many POSTs to answer, as later ones hang.
+Receives: HTTP/1.1 requests with a Content-Length; seconds to wait before an answer, on average; how many POSTs to answer, as later
+ones hang.
 Hands on: one of some hundred answers in turn, 0.03 ms of CPU each; its port on stdout; at /stats how many POSTs came, and when the
 first one did.
 Invariant: it ends when its standard input is closed, and so with whoever started it.
@@ -45,9 +46,14 @@ class Counts:
 
     def __init__(self, delay_s: float, answered: float) -> None:
         self.delay_s = delay_s
+        self._chooser = random.Random(0)
         self.answered = answered
         self.posts = 0
         self.first_post_at_s: float | None = None
+
+    def next_delay_s(self) -> float:
+        """The mean delay, give or take a half: answers of equal delay come in waves, as no model's do."""
+        return self.delay_s * self._chooser.uniform(0.5, 1.5)
 
 
 class Static(asyncio.Protocol):
@@ -80,7 +86,7 @@ class Static(asyncio.Protocol):
             if counts.posts > counts.answered:
                 return
             if counts.delay_s:
-                asyncio.get_running_loop().call_later(counts.delay_s, self._transport.write, answer)
+                asyncio.get_running_loop().call_later(counts.next_delay_s(), self._transport.write, answer)
                 return
             self._transport.write(answer)
         elif head.startswith(b"GET /stats"):
