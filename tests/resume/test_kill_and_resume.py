@@ -151,7 +151,7 @@ class Scenario:
 @pytest.fixture
 def scenario(tmp_path, store_uri, request):
     options = request.getfixturevalue("s3").options() if store_uri.startswith("s3://") else None
-    case = getattr(request, "param", (2000, 1, 40))
+    case = getattr(request, "param", (2400, 1, 20))  # more work than fits between ten kills, however fast the machine
     with dummy_process("--latency-ms", str(LATENCY_S * 1000)) as server:
         yield Scenario(tmp_path, store_uri, server, case, options)
 
