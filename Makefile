@@ -43,7 +43,7 @@ test-vllm: $(READY) ## build a real vLLM (CPU, tiny model, about 2 GB in .cache)
 test-kill: $(READY) ## kill jobs at many instants and compare with an undisturbed run; takes minutes
 	$(BIN)/pytest -m "kill or slow" --timeout 900
 
-benchmark: $(READY) ## ratios against datatrove, a bare client loop and a real vLLM; 15 minutes on a quiet machine, QUICK=1 for a look
+benchmark: $(READY) ## ratios against datatrove, a bare client loop and a real vLLM; half an hour on a quiet machine, QUICK=1 for a look
 	@VLLM_DIR="$(abspath $(VLLM_DIR))" $(BIN)/python tests/benchmarks/run.py $(if $(QUICK),--quick)
 
 test-airflow: $(READY) ## a whole Airflow over PostgreSQL, with a real StatsD daemon; its parts are killed while tasks run; takes minutes
