@@ -46,7 +46,7 @@ def against_datatrove(bench: Bench) -> Iterator[Finding]:
         yield Finding("datatrove's runner", "", "", "not installed")
         return
     for in_flight, rollouts, many, few in (
-        (500, 1, 12_000, 2_000),
+        (500, 1, 20_000, 2_000),
         (64, 1, 12_000, 2_000),
         (1, 1, 3_000, 500),
         (500, 8, 2_500, 250),
