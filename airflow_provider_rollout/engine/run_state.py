@@ -170,7 +170,7 @@ class RunState:
                 keys = [info.key for info in await self.store.list(prefix) if info.key not in mine]
                 await self.store.delete(keys)
                 deleted += len(keys)
-            await _bounded(lambda claim: claim.beat(_emptied(claim.record)), claims)
+            await _bounded(lambda claim: claim.settle(_emptied(claim.record)), claims)
         return deleted
 
     @asynccontextmanager

@@ -318,7 +318,7 @@ class InferenceRunner:
         if is_foreign or (is_rerun and before.fingerprint):
             _log.info("clearing rank %d of %s to begin anew", before.rank, store.uri)
             await clear_rank(store, outputs, attempt)
-        await attempt.beat(
+        await attempt.settle(
             msgspec.structs.replace(
                 before, fingerprint=job.fingerprint, rerun_token=self._rerun_token or before.rerun_token
             )

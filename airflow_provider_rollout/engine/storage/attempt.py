@@ -92,6 +92,7 @@ class Attempt:
         self._key = layout.attempt(record.rank, record.epoch)
         self.record = record
         self.heartbeat_s = min(HEARTBEAT_S, lost_after_s / 4)
+        self._writing = asyncio.Lock()
 
     @classmethod
     async def claim(cls, store: ObjectStore, *, rank: int, job_id: str, lost_after_s: float = 60.0) -> Attempt:
@@ -144,14 +145,33 @@ class Attempt:
             )
 
     async def beat(self, record: AttemptRecord) -> None:
-        """Rewrite the attempt object with a grown heartbeat.
+        """Rewrite the attempt object with a grown heartbeat; what the attempt works for stays as `settle` has left it.
 
         Raises:
             FencedError: a newer attempt exists.
         """
-        await self.check_fence()
-        self.record = msgspec.structs.replace(record, heartbeat=self.record.heartbeat + 1, updated_at=utc_now())
-        await self._store.put(self._key, msgspec.json.encode(self.record))
+        async with self._writing:
+            await self.check_fence()
+            now = self.record
+            self.record = msgspec.structs.replace(
+                record,
+                fingerprint=now.fingerprint,
+                rerun_token=now.rerun_token,
+                heartbeat=now.heartbeat + 1,
+                updated_at=utc_now(),
+            )
+            await self._store.put(self._key, msgspec.json.encode(self.record))
+
+    async def settle(self, record: AttemptRecord) -> None:
+        """Say what the attempt works for: fingerprint and rerun token. A beat that is under way does not undo it.
+
+        Raises:
+            FencedError: a newer attempt exists.
+        """
+        self.record = msgspec.structs.replace(
+            self.record, fingerprint=record.fingerprint, rerun_token=record.rerun_token
+        )
+        await self.beat(record)
 
     async def create(self, store: ObjectStore, key: str, data: bytes) -> None:
         """Write an object once; replace what an earlier attempt left there when it died in between.

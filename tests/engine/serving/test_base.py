@@ -38,10 +38,15 @@ def started_here() -> Callable[[], set[psutil.Process]]:
 
 def server_processes() -> list[psutil.Process]:
     """The dummy servers below this process."""
-    below = psutil.Process().children(recursive=True)
+    below = [process for process in psutil.Process().children(recursive=True) if _is_alive(process)]
     return [
         process for process in below if DUMMY in process.cmdline() and "guard.py" not in " ".join(process.cmdline())
     ]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """Not a zombie, which an earlier test may have left to be reaped by whoever collects its Popen."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def logged(path: Path) -> list[dict]:
@@ -59,7 +64,8 @@ async def test_a_server_starts_serves_and_is_gone_after_the_block(opened, starte
         ]
         key = server.environ()["DUMMY_API_KEY"]
         assert len(key) >= 32
-        assert not any(key in " ".join(process.cmdline()) for process in psutil.Process().children(recursive=True))
+        children = filter(_is_alive, psutil.Process().children(recursive=True))
+        assert not any(key in " ".join(process.cmdline()) for process in children)
         assert it.totals["server_starts"] == 1
         assert it.dispatcher.log_tail().startswith("dummy server on http://127.0.0.1:")
     assert not started_here()

@@ -130,3 +130,16 @@ def test_a_process_with_the_same_pid_but_another_start_is_gone():
     assert not process_is_gone(here)
     assert process_is_gone(msgspec.structs.replace(here, start_time_s=here.start_time_s - 100))
     assert not process_is_gone(msgspec.structs.replace(here, host="elsewhere", pid=1))
+
+
+async def test_a_beat_that_is_under_way_does_not_undo_what_the_attempt_works_for(store):
+    """Its record was made before the fingerprint was known, and is written after it."""
+    attempt = await Attempt.claim(store, rank=0, job_id="me")
+    early = attempt.record
+    settled = msgspec.structs.replace(early, fingerprint="f", rerun_token="t")
+    for beats in ((attempt.beat(early), attempt.settle(settled)), (attempt.settle(settled), attempt.beat(early))):
+        await asyncio.gather(*beats)
+        newest, _ = await latest_attempt(store, 0)
+        assert (newest.fingerprint, newest.rerun_token) == ("f", "t")
+    await attempt.beat(early)
+    assert (await latest_attempt(store, 0))[0].fingerprint == "f"
