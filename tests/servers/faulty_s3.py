@@ -10,6 +10,7 @@ import http.client
 import re
 import ssl
 import threading
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,8 +118,9 @@ class _Server(ThreadingHTTPServer):
 class _Quiet(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
+    @abstractmethod
     def answer(self, body: bytes) -> None:
-        raise NotImplementedError
+        """Answer one request."""
 
     def reply(self, status: int, headers: dict[str, str], data: bytes) -> None:
         self.send_response_only(status)

@@ -164,10 +164,8 @@ class ObjectStore:
         Raises:
             ObjectExistsError: it exists with other bytes.
         """
-        in_parts = len(data) > _PART_BYTES and self._folder is None
-        write = self._create_in_parts if in_parts else self._create_at_once
         try:
-            return await self._call("create", key, lambda: write(key, data))
+            return await self._call("create", key, lambda: self._put(key, data, "create"))
         except (ObjectExistsError, ObjectChangedError):
             lost = ObjectExistsError(f"{self._name(key)} exists already; somebody else has created it")
             return await self._own_write(key, data, lost)
@@ -280,14 +278,18 @@ class ObjectStore:
         if self._folder is not None:
             path = self._folder / self._checked(key)
             return ObjectInfo(key, len(data), write_file(path, data, new=mode == "create"))
-        large = len(data) > _PART_BYTES and mode == "overwrite"
+        large = len(data) > _PART_BYTES
+        if large and mode == "create":
+            return self._create_in_parts(key, data)
         answer = obstore.put(
-            self._client, self._path(key), data, mode=mode, use_multipart=large, chunk_size=_PART_BYTES
+            self._client,
+            self._path(key),
+            data,
+            mode=mode,
+            use_multipart=large and mode == "overwrite",
+            chunk_size=_PART_BYTES,
         )
         return ObjectInfo(key, len(data), answer[self._tag_name] or "")  # type: ignore[literal-required]
-
-    def _create_at_once(self, key: str, data: bytes) -> ObjectInfo:
-        return self._put(key, data, "create")
 
     def _create_in_parts(self, key: str, data: bytes) -> ObjectInfo:
         """The parts go to a name of their own; the store copies it to the key within itself, and refuses if that exists."""
